@@ -88,6 +88,9 @@ const RAISE_AFTER: Duration = Duration::from_millis(200);
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(100);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(4);
 
+/// When a look at a holding is repeated that was not answered.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// When a statement is repeated that met a locked row.
 const WHILE_LOCKED: Duration = Duration::from_millis(50);
 
@@ -128,8 +131,8 @@ pub(crate) struct Engine {
     ttls: BTreeMap<Duration, usize>,
     /// How many names need attention.
     unsettled: usize,
-    /// How many names have an entry that waits.
-    queued: usize,
+    /// The names that have an entry that waits.
+    queued: BTreeSet<LockName>,
     /// When the entries of all names are polled, after a notification without a name.
     poll_all_at: Option<Moment>,
     /// Until then they are not polled again.
@@ -177,7 +180,7 @@ impl Engine {
             timers: BTreeSet::new(),
             ttls: BTreeMap::new(),
             unsettled: 0,
-            queued: 0,
+            queued: BTreeSet::new(),
             poll_all_at: None,
             polled_all_until: Moment::default(),
             wakes: HashMap::new(),
@@ -222,7 +225,7 @@ impl Engine {
         if self.is_closing && self.is_settled() {
             self.names.clear();
             self.ttls.clear();
-            self.queued = 0;
+            self.queued.clear();
             self.actions.push(Action::Closed);
         }
         std::mem::take(&mut self.actions)
@@ -235,7 +238,7 @@ impl Engine {
 
     /// Returns whether an entry waits for a name that another client may grant it.
     pub(crate) fn is_queued(&self) -> bool {
-        self.queued > 0
+        !self.queued.is_empty()
     }
 
     /// How the heartbeat is.
@@ -313,8 +316,8 @@ impl Engine {
             return;
         }
         self.poll_all_at = None;
-        self.polled_all_until = now + POLL_EACH * u32::try_from(self.queued).unwrap_or(u32::MAX);
-        let names: BTreeSet<LockName> = self.waiters.values().cloned().collect();
+        let names = self.queued.clone();
+        self.polled_all_until = now + POLL_EACH * u32::try_from(names.len()).unwrap_or(u32::MAX);
         names.iter().for_each(|name| self.notified(now, name));
     }
 

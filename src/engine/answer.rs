@@ -8,7 +8,7 @@ use super::holding::{Holding, HoldingState, relied_on};
 use super::name::LONG_SILENCE;
 use super::step::Step;
 use super::waiter::WaiterState;
-use super::{Engine, Granting, InFlight, UNKNOWN, WHILE_LOCKED};
+use super::{Engine, Granting, InFlight, LOOK_AGAIN, UNKNOWN, WHILE_LOCKED};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -306,9 +306,13 @@ impl Engine {
             }
             (Step::Amend(id), _) => self.amendment_failed(now, name, id, failure.clone()),
             (Step::Detach(id), _) => self.detached(now, name, id, None),
-            (Step::Verify(id) | Step::Extend(id), _) => {
+            (Step::Verify(id), _) => {
                 if let Some(holding) = state.holding(id) {
-                    holding.asked = None;
+                    (holding.asked, holding.look_at) = (None, Some(now + LOOK_AGAIN));
+                }
+            }
+            (Step::Extend(id), _) => {
+                if let Some(holding) = state.holding(id) {
                     holding.put_off(now);
                 } else {
                     refused.extend(state.waiter(id).map(|waiter| waiter.id));

@@ -65,6 +65,7 @@ impl Engine {
             epoch,
             extend_at,
             again_at: now,
+            look_at: None,
             pause: Duration::from_millis(50),
             ignored: 0,
             lingers: waiter.lingers || may_linger,

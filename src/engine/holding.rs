@@ -76,8 +76,10 @@ pub(super) struct Holding {
     pub(super) epoch: Epoch,
     /// When its TTL in the store is to be raised to what was asked for.
     pub(super) extend_at: Option<Moment>,
-    /// When a statement about it is to be repeated.
+    /// When a statement that changes it is to be repeated.
     pub(super) again_at: Moment,
+    /// When a look that was not answered is to be repeated.
+    pub(super) look_at: Option<Moment>,
     pub(super) pause: Duration,
     /// How often a release has changed nothing, for no reason that the store tells.
     pub(super) ignored: u32,
@@ -123,6 +125,7 @@ impl Holding {
     /// The store is being asked if the holding stands.
     pub(super) fn look(&mut self) {
         self.asked = Some(self.leaving.len());
+        self.look_at = None;
         if let Some(first) = self.amendments.front_mut().filter(|first| first.state == AmendmentState::Refused) {
             first.state = AmendmentState::LookingUp;
         }

@@ -254,6 +254,7 @@ impl Name {
             _ => Some(h.again_at),
         };
         let holdings = self.holdings.iter().filter_map(of_holding);
+        let looks = self.holdings.iter().filter_map(|holding| holding.look_at);
         let withdrawals = self.withdrawals.iter().map(|withdrawal| withdrawal.due);
         let timeouts = self.withdrawals.iter().filter_map(|withdrawal| withdrawal.timed_out).map(|(_, at)| at);
         let detachments = self.detachments.iter().map(|detachment| detachment.due);
@@ -267,5 +268,6 @@ impl Name {
             .chain(polls)
             .filter(move |_| is_idle)
             .chain(timeouts)
+            .chain(looks)
     }
 }

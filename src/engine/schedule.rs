@@ -43,8 +43,6 @@ impl Engine {
         }
         self.unsettled += usize::from(after.attention);
         self.unsettled -= usize::from(before.attention);
-        self.queued += usize::from(after.grant);
-        self.queued -= usize::from(before.grant);
     }
 
     /// Sets the timer of a name, or forgets the name when there is nothing left to do.
@@ -60,6 +58,11 @@ impl Engine {
         let before = std::mem::replace(&mut state.needs, needs);
         if needs != before {
             self.count(before, needs);
+        }
+        match (before.grant, needs.grant) {
+            (false, true) => drop(self.queued.insert(name.clone())),
+            (true, false) => drop(self.queued.remove(name)),
+            _ => {}
         }
         if is_idle {
             let ended_at = self.names.remove(name).and_then(|state| state.ended_at);

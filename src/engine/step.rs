@@ -50,8 +50,8 @@ impl Name {
         is_steady: bool,
     ) -> Option<(Step, Request)> {
         // A look changes nothing, and must not wait for a statement that meets a locked row.
-        let unlooked = self.holdings.iter_mut().find(|holding| holding.needs_look(epoch) && holding.again_at <= now);
-        if let Some(holding) = unlooked {
+        let is_due = |holding: &&mut Holding| holding.look_at.is_none_or(|at| at <= now);
+        if let Some(holding) = self.holdings.iter_mut().filter(is_due).find(|holding| holding.needs_look(epoch)) {
             holding.look();
             let id = holding.id();
             return Some((Step::Verify(id), Request::Poll { name: name.clone(), ids: vec![id] }));

@@ -10,12 +10,10 @@ fn engine() -> Engine {
     Engine::new(ClientId::from_u128(1), "test".into(), LeaseId::from_u128(1 << 32), false)
 }
 
-/// Waits for a name so long while the store does not answer, on a machine that wakes the engine
-/// much later. Returns the refusal.
-fn refusal_of_wait(length: Duration) -> Refusal {
-    let mut engine = engine();
-    let wish = Wish {
-        name: LockName::new("a").expect("a name"),
+/// A wish of a new owner for a name alone.
+fn wish(name: &str, patience: Patience) -> Wish {
+    Wish {
+        name: LockName::new(name).expect("a name"),
         owner: crate::owner::Owner::random(),
         reenters: false,
         mode: Mode::Exclusive,
@@ -23,8 +21,15 @@ fn refusal_of_wait(length: Duration) -> Refusal {
         is_kept: true,
         max_hold: None,
         label: "".into(),
-        patience: Patience::Wait(Some(START + length)),
-    };
+        patience,
+    }
+}
+
+/// Waits for a name so long while the store does not answer, on a machine that wakes the engine
+/// much later. Returns the refusal.
+fn refusal_of_wait(length: Duration) -> Refusal {
+    let mut engine = engine();
+    let wish = wish("a", Patience::Wait(Some(START + length)));
     let waiter = WaiterId(1);
     engine.handle(START, Event::Acquire { waiter, wish });
     let late = START + length + Duration::from_millis(400);
@@ -56,15 +61,19 @@ struct Conversation {
     now: Moment,
     /// The requests that were not answered yet.
     open: Vec<(RequestId, Request)>,
-    told: Vec<Action>,
+    actions: Vec<Action>,
 }
 
 impl Conversation {
+    fn new() -> Self {
+        Self { engine: engine(), now: START, open: Vec::new(), actions: Vec::new() }
+    }
+
     fn feed(&mut self, event: Event) {
         for action in self.engine.handle(self.now, event) {
             match action {
                 Action::Send { request, body, .. } => self.open.push((request, body)),
-                action => self.told.push(action),
+                action => self.actions.push(action),
             }
         }
     }
@@ -83,8 +92,8 @@ impl Conversation {
         body
     }
 
-    fn is_told(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
-        self.told.iter().any(is_meant)
+    fn has_acted(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
+        self.actions.iter().any(is_meant)
     }
 }
 
@@ -92,24 +101,13 @@ impl Conversation {
 /// confirmation of the grant, which meets a locked row at first.
 #[test]
 fn request_before_a_confirmation_is_looked_up() {
-    let mut store = Conversation { engine: engine(), now: START, open: Vec::new(), told: Vec::new() };
-    let wish = |name| Wish {
-        name: LockName::new(name).expect("a name"),
-        owner: crate::owner::Owner::random(),
-        reenters: false,
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(10),
-        is_kept: true,
-        max_hold: None,
-        label: "".into(),
-        patience: Patience::Wait(None),
-    };
+    let mut store = Conversation::new();
     // The heartbeat keeps another lease.
     let token = FencingToken::new(5).expect("a token");
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("b") });
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("b", Patience::Wait(None)) });
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
-    store.told.clear();
-    let wish = wish("a");
+    store.actions.clear();
+    let wish = wish("a", Patience::Wait(None));
     let (name, owner) = (wish.name.clone(), Some(wish.owner));
     store.feed(Event::Acquire { waiter: WaiterId(2), wish });
     let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
@@ -135,7 +133,74 @@ fn request_before_a_confirmation_is_looked_up() {
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
     store.pass(WHILE_LOCKED);
     store.answer(is_extend, Response::Extended(Amended::Done));
-    assert!(store.is_told(|action| matches!(action, Action::Granted { .. })), "{:?}", store.told);
+    assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", store.actions);
     store.answer(is_poll, polled(5));
-    assert!(store.is_told(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.told);
+    assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
+}
+
+fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {
+    move |body| matches!(body, Request::Poll { name: polled, .. } if polled.as_str() == name)
+}
+
+/// A change of a lease meets a locked row, and is repeated after pauses that grow. A notice comes
+/// during a long one.
+#[test]
+fn notice_is_followed_while_a_change_pauses() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", Patience::Wait(None)) });
+    let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token))) {
+        Request::Acquire(claim) => claim,
+        other => panic!("{other:?}"),
+    };
+    let lease = store.actions.iter().find_map(|action| match action {
+        Action::Granted { grant, .. } => Some(grant.lease),
+        _ => None,
+    });
+    let amendment = Amendment::Extend(Duration::from_secs(60));
+    store.feed(Event::Amend { lease: lease.expect("a lease"), amendment });
+    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
+    for pause in [50, 100, 200, 400, 250] {
+        store.answer(is_extend, Response::Extended(Amended::Locked));
+        store.pass(Duration::from_millis(pause));
+    }
+    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
+    let remaining = Some(Duration::from_secs(10));
+    let (holder, owner, client) = (Holder::Lease(claim.id), Some(claim.owner), Some(claim.client));
+    let row = LeaseRow { holder, owner, client, token: 5, remaining, waiting: 0, lost: 0, asked: 5 };
+    let polled = Polled { row, presences: vec![Presence::Holding { token, remaining }] };
+    store.answer(is_poll_of("a"), Response::Polled(Some(polled)));
+    assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
+}
+
+/// Waits for two names that another client holds, with entries in the store.
+fn waits_for_two_names() -> Conversation {
+    let mut store = Conversation::new();
+    let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
+    for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
+        store.feed(Event::Acquire { waiter, wish: wish(name, Patience::Wait(None)) });
+        store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
+        store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
+    }
+    assert!(store.open.is_empty(), "{:?}", store.open);
+    store
+}
+
+#[test]
+fn notification_without_a_name_polls_all_names() {
+    let mut store = waits_for_two_names();
+    store.feed(Event::Notified { name: None });
+    let polls: Vec<_> =
+        ["a", "b"].map(|name| store.open.iter().filter(|(_, body)| is_poll_of(name)(body)).count()).into();
+    assert_eq!(polls, [1, 1]);
+    // The next one comes too soon.
+    store.feed(Event::Notified { name: None });
+    assert_eq!(store.open.len(), 2);
+}
+
+#[test]
+fn client_without_notifications_polls_soon() {
+    let mut store = waits_for_two_names();
+    store.pass(POLL_SOONEST);
+    assert_eq!(store.open.len(), 2, "{:?}", store.open);
 }
