@@ -157,15 +157,21 @@ async fn metrics_count_what_happens_and_name_no_lock() {
     }
 }
 
-#[tokio::test]
-async fn outcomes_of_keys_are_counted() {
-    let figures = Figures::default();
-    let _guard = metrics::set_default_local_recorder(&figures);
+/// Locks in a file that is deleted with the directory.
+async fn locks_of_a_file() -> (tempfile::TempDir, sqlx::SqlitePool, Locks) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let url = format!("sqlite://{}?mode=rwc", directory.path().join("test.db").display());
     let pool = sqlx::SqlitePool::connect(&url).await.expect("a file");
     let locks = Locks::new(pool.clone());
     locks.migrate().await.expect("migrate");
+    (directory, pool, locks)
+}
+
+#[tokio::test]
+async fn outcomes_of_keys_are_counted() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let (_directory, pool, locks) = locks_of_a_file().await;
     let payments = Idempotency::new(&locks);
     let key = IdempotencyKey::new("alice", "order-17");
     for (request, expected) in
@@ -236,11 +242,7 @@ async fn sweep_measures_age_of_oldest_unknown_outcome() {
     const AGE: &str = "sqlock_idempotency_oldest_unknown_seconds{}";
     let figures = Figures::default();
     let _guard = metrics::set_default_local_recorder(&figures);
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let url = format!("sqlite://{}?mode=rwc", directory.path().join("test.db").display());
-    let pool = sqlx::SqlitePool::connect(&url).await.expect("a file");
-    let locks = Locks::new(pool.clone());
-    locks.migrate().await.expect("migrate");
+    let (_directory, pool, locks) = locks_of_a_file().await;
     locks.sweeper().sweep().await.expect("sweep");
     assert!(figures.keys().contains(&AGE.to_owned()), "it is measured without records");
     assert_eq!(figures.value(AGE), 0.0);

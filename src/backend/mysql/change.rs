@@ -3,7 +3,7 @@
 use sqlx::{MySqlConnection, Row as _};
 
 use super::queue::read_row;
-use super::script::{AMENDED, Script, amended, id_literal, name_literal, read_flag};
+use super::script::{AMENDED, LOCK_NAME, Script, amended, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
 use crate::name::LockName;
@@ -281,33 +281,21 @@ macro_rules! asked_clients {
     };
 }
 
-// Bind order: name.
-#[rustfmt::skip]
-const ASK_LOCK_LEASE: &str = "SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE SKIP LOCKED";
 // Bind order: asked_clients.
-#[rustfmt::skip]
-const ASK_LOCK_CLIENTS: &str = concat!("
-SELECT COUNT(*) INTO @sqlock_clients FROM ", asked_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
-   FOR UPDATE SKIP LOCKED");
+const ASK_LOCK_CLIENTS: &str = lock_clients!(asked_clients!());
 
 // Bind order: holders, asked_clients.
 #[rustfmt::skip]
 const ASK_CHECK: &str = concat!("
 SELECT (SELECT COUNT(DISTINCT h.token) FROM ", holders!(), "),
-       @sqlock_leases = 1
-       AND @sqlock_clients = (SELECT COUNT(*) FROM ", asked_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)
+       @sqlock_leases = 1 AND ", are_clients_locked!(asked_clients!()), "
   INTO @sqlock_held, @sqlock_locked");
 
 // Bind order: name.
 const ASK_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked, ?, NULL) INTO @sqlock_name";
 
-// A client without a row gets one: a registration under way must wait for this transaction and read
-// the notice. Bind order: asked_clients.
-#[rustfmt::skip]
-const ASK_NOTICE: &str = concat!("
-INSERT INTO sqlock_client (id, beat_at, notice)
-SELECT n.id, 0, 1 FROM ", asked_clients!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
-    ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
+// Bind order: asked_clients.
+const ASK_NOTICE: &str = notice!(asked_clients!());
 
 const ASK_LEASE: &str = "UPDATE sqlock_lease SET asked = token WHERE name = @sqlock_name";
 
@@ -316,7 +304,7 @@ const ASK_RESULT: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name
 pub(super) async fn ask(conn: &mut MySqlConnection, name: &LockName) -> Result<Asked, sqlx::Error> {
     let name = &*name_literal(name);
     let mut script = Script::new();
-    script.add(ASK_LOCK_LEASE, &[name]);
+    script.add(LOCK_NAME, &[name]);
     script.add(ASK_LOCK_CLIENTS, &[name, name]);
     script.add(ASK_CHECK, &[name; 4]);
     script.add(ASK_DECIDE, &[name]);

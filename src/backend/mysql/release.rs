@@ -4,7 +4,7 @@ use sqlx::MySqlConnection;
 
 use super::acquire::Grant;
 use super::queue::read_row;
-use super::script::{AMENDED, Script, amended, filled, id_literal, name_literal, read_flag};
+use super::script::{AMENDED, LOCK_NAME, Script, amended, filled, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
 use crate::backend::micros;
 use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
@@ -319,15 +319,11 @@ macro_rules! evicted_clients {
     };
 }
 
-// Bind order: name.
-#[rustfmt::skip]
-const EVICT_LOCK_LEASE: &str = "SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE SKIP LOCKED";
+// Bind order: sharing.
 #[rustfmt::skip]
 const EVICT_LOCK_ENTRIES: &str = concat!("SELECT COUNT(*) INTO @sqlock_entries FROM ", entries_with_token!(), " FOR UPDATE SKIP LOCKED");
-#[rustfmt::skip]
-const EVICT_LOCK_CLIENTS: &str = concat!("
-SELECT COUNT(*) INTO @sqlock_clients FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
-   FOR UPDATE SKIP LOCKED");
+// Bind order: evicted_clients.
+const EVICT_LOCK_CLIENTS: &str = lock_clients!(evicted_clients!());
 
 // A released holding that keeps the name unavailable is not counted as lost. Bind order: alone,
 // sharing, alone, sharing, sharing, evicted_clients.
@@ -336,19 +332,14 @@ const EVICT_CHECK: &str = concat!("
 SELECT EXISTS (SELECT 1 FROM ", lease_with_token!(), " AND l.id <> 'kept') OR EXISTS (SELECT 1 FROM ", entries_with_token!(), " AND e.owner <> ''),
        EXISTS (SELECT 1 FROM ", lease_with_token!(), ") OR EXISTS (SELECT 1 FROM ", entries_with_token!(), "),
        @sqlock_leases = 1 AND @sqlock_entries = (SELECT COUNT(*) FROM ", entries_with_token!(), ")
-       AND @sqlock_clients = (SELECT COUNT(*) FROM ", evicted_clients!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)
+       AND ", are_clients_locked!(evicted_clients!()), "
   INTO @sqlock_lost, @sqlock_held, @sqlock_locked");
 
 // Bind order: name.
 const EVICT_DECIDE: &str = "SELECT IF(@sqlock_held AND @sqlock_locked, ?, NULL) INTO @sqlock_name";
 
-// A client without a row gets one: a registration under way must wait for this transaction and read
-// the notice. Bind order: evicted_clients.
-#[rustfmt::skip]
-const EVICT_NOTICE: &str = concat!("
-INSERT INTO sqlock_client (id, beat_at, notice)
-SELECT n.id, 0, 1 FROM ", evicted_clients!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
-    ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
+// Bind order: evicted_clients.
+const EVICT_NOTICE: &str = notice!(evicted_clients!());
 
 /// Whether the eviction ends the holding in the row of the name. Bind order: token.
 macro_rules! ends_row {
@@ -380,7 +371,7 @@ pub(super) async fn evict(
 ) -> Result<Amended, sqlx::Error> {
     let (n, t) = (&*name_literal(name), &*token.get().to_string());
     let mut script = Script::new();
-    script.add(EVICT_LOCK_LEASE, &[n]);
+    script.add(LOCK_NAME, &[n]);
     script.add(EVICT_LOCK_ENTRIES, &[n, t]);
     script.add(EVICT_LOCK_CLIENTS, &[n, t, n, t]);
     script.add(EVICT_CHECK, &[n, t, n, t, n, t, n, t, n, t, n, t, n, t]);

@@ -115,3 +115,37 @@ macro_rules! overwrite {
        acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)"
     };
 }
+
+/// Locks the row of a name. Bind order: name.
+#[rustfmt::skip]
+pub(super) const LOCK_NAME: &str = "SELECT COUNT(*) INTO @sqlock_leases FROM sqlock_lease AS s WHERE s.name = ? FOR UPDATE SKIP LOCKED";
+
+/// Locks the rows of clients, which the argument selects as `n`. Bind order: those of the argument.
+#[rustfmt::skip]
+macro_rules! lock_clients {
+    ($($clients:tt)*) => {
+        concat!("
+SELECT COUNT(*) INTO @sqlock_clients FROM ", $($clients)*, " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
+   FOR UPDATE SKIP LOCKED")
+    };
+}
+
+/// Whether [`lock_clients`] has locked every row.
+#[rustfmt::skip]
+macro_rules! are_clients_locked {
+    ($($clients:tt)*) => {
+        concat!("@sqlock_clients = (SELECT COUNT(*) FROM ", $($clients)*, " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)")
+    };
+}
+
+/// Gives clients a notice if the script continues. A client without a row gets one: a registration
+/// under way must wait for this transaction and read the notice.
+#[rustfmt::skip]
+macro_rules! notice {
+    ($($clients:tt)*) => {
+        concat!("
+INSERT INTO sqlock_client (id, beat_at, notice)
+SELECT n.id, 0, 1 FROM ", $($clients)*, " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
+    ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1")
+    };
+}

@@ -30,10 +30,7 @@ macro_rules! losers {
     };
 }
 
-#[rustfmt::skip]
-const LOCK_CLIENTS: &str = concat!("
-SELECT COUNT(*) INTO @sqlock_clients FROM ", losers!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id
-   FOR UPDATE SKIP LOCKED");
+const LOCK_CLIENTS: &str = lock_clients!(losers!());
 
 /// The conditions of a transition, each with its literals.
 mod condition {
@@ -41,7 +38,7 @@ mod condition {
     #[rustfmt::skip]
     pub(super) const IS_LOCKED: &str = concat!("
        @sqlock_leases = 1 AND @sqlock_entries = ?
-       AND @sqlock_clients = (SELECT COUNT(*) FROM ", losers!(), " STRAIGHT_JOIN sqlock_client AS c ON c.id = n.id)");
+       AND ", are_clients_locked!(losers!()));
 
     // Bind order: name.
     #[rustfmt::skip]
@@ -76,13 +73,8 @@ mod condition {
 const DECIDE: &str = concat!("
 SELECT IF(?, ?, NULL), GREATEST(? + 1, ", now!(), ") INTO @sqlock_name, @sqlock_token");
 
-// A client without a row gets one: a registration under way must wait for this transaction and read
-// the notice. Bind order: losers.
-#[rustfmt::skip]
-const NOTICE: &str = concat!("
-INSERT INTO sqlock_client (id, beat_at, notice)
-SELECT n.id, 0, 1 FROM ", losers!(), " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
-    ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1");
+// Bind order: losers.
+const NOTICE: &str = notice!(losers!());
 
 // A token shared by several acquisitions of one owner is lost with the last of them. Bind order:
 // whether the holder of the row expires, ids of expired entries, the same.

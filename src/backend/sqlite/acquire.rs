@@ -131,8 +131,12 @@ fn read_claim_state(row: Option<SqliteRow>) -> Result<(Result<FencingToken, Hold
 
 /// Binds the parameters of [`ACQUIRE`].
 pub(super) fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> SqliteQuery<'q> {
-    sqlx::query(sql)
-        .bind(claim.name.as_str())
+    bind_holder(sqlx::query(sql).bind(claim.name.as_str()), claim)
+}
+
+/// Binds a new holder: id, owner, client, ttl, holder and label, in this order.
+pub(super) fn bind_holder<'q>(query: SqliteQuery<'q>, claim: &'q Claim) -> SqliteQuery<'q> {
+    query
         .bind(claim.id.to_string())
         .bind(claim.owner.to_string())
         .bind(client_text(claim.is_kept.then_some(claim.client)))

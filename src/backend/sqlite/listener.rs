@@ -53,3 +53,33 @@ impl Listener {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::expect_used, clippy::panic, reason = "tests")]
+mod tests {
+    use sqlx::Executor as _;
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
+    use super::super::differential::open;
+    use super::*;
+
+    #[tokio::test]
+    async fn commit_of_another_connection_is_noticed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("store.db");
+        let (mut own, mut other) = (open(&file).await, open(&file).await);
+        let is_waiting = watch::Sender::new(false);
+        let mut listener = Listener::new(is_waiting.subscribe());
+        let quiet = Duration::from_millis(100);
+        timeout(quiet, listener.notified(&mut own)).await.expect_err("the client does not wait");
+
+        is_waiting.send_replace(true);
+        // A grant may have preceded the first look.
+        listener.notified(&mut own).await.expect("the first count");
+        timeout(quiet, listener.notified(&mut own)).await.expect_err("nothing was committed");
+        other.execute("INSERT INTO sqlock_client (id, beat_at) VALUES ('other', 0)").await.expect("a commit");
+        let noticed = timeout(Duration::from_secs(30), listener.notified(&mut own)).await;
+        noticed.expect("a notification").expect("a connection");
+    }
+}

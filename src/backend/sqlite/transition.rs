@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 use sqlx::SqliteConnection;
 
+use super::acquire::bind_holder;
 use super::store::{SqliteQuery, transaction};
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, client_text, holder_text};
+use crate::backend::stored::{TableRow as _, holder_text};
 use crate::protocol::{Claim, Granted, Grantee, Holder, HolderChange, LeaseId, Mode, Transition};
 use crate::token::FencingToken;
 
@@ -179,13 +180,5 @@ pub(super) async fn transition(
 
 fn bind_claim<'q>(query: SqliteQuery<'q>, claim: &'q Claim) -> SqliteQuery<'q> {
     let (units, permits) = claim.mode.stored();
-    query
-        .bind(claim.id.to_string())
-        .bind(claim.owner.to_string())
-        .bind(client_text(claim.is_kept.then_some(claim.client)))
-        .bind(micros(claim.ttl))
-        .bind(&*claim.holder)
-        .bind(&*claim.label)
-        .bind(units)
-        .bind(permits)
+    bind_holder(query, claim).bind(units).bind(permits)
 }
