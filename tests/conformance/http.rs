@@ -985,7 +985,7 @@ async fn fifty_clicks_charge_once_with_one_receipt() {
             let server = Arc::clone(&servers[i % 2]);
             clicks.spawn(async move { until_not_in_progress(&server, path, path).await });
         }
-        let reply = tokio::time::timeout(SOON * 2, clicks.join_all()).await.expect("all are told");
+        let reply = tokio::time::timeout(SOON * 2, clicks.join_all()).await.expect("a response to each");
         assert!(reply.iter().all(|reply| (reply.status, reply.text().as_str()) == (201, "receipt 1")), "{path}");
         assert_eq!(reply.iter().filter(|reply| !reply.is_replay()).count(), 1, "{path}");
     }

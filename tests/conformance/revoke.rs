@@ -7,7 +7,7 @@ use sqlock::{Lease, Owner};
 use tokio::time::timeout;
 
 use crate::DATABASE;
-use crate::support::{Database, fresh, soon};
+use crate::support::{Database, fresh, soon, until_waiters};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -187,7 +187,7 @@ async fn successor_of_asked_holder_gets_the_name() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let next = tokio::spawn(theirs.lease("a").ttl(LONG).acquire());
-    while theirs.waiters("a").await.expect("waiters").is_empty() {}
+    until_waiters(&theirs, "a", 1).await;
     assert_eq!(theirs.ask_to_release("a").await.expect("ask"), 1);
     is_asked(&lease).await;
     lease.release().await.expect("release");

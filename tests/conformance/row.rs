@@ -349,8 +349,8 @@ async fn opposite_lock_orders_do_not_deadlock() {
     assert_eq!((books.value(1).await, books.value(2).await), (150, 150));
 }
 
-/// Two names in opposite order do deadlock; the database ends one of them, and it is told to run
-/// again.
+/// Two transactions lock two names in opposite order. The database ends one of them, with an error
+/// that another attempt may cure.
 #[tokio::test]
 async fn deadlock_is_a_conflict() {
     if DATABASE == Database::Sqlite {

@@ -8,7 +8,7 @@ use sqlock::{Error, Locks};
 use sqlx::Pool;
 
 use super::schema::Restricted;
-use crate::support::{Database, builder, connect, empty, fresh, soon};
+use crate::support::{Database, builder, connect, empty, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 const GUIDE: &str = include_str!("../../src/guide/security.rs");
@@ -78,7 +78,7 @@ async fn use_leases(role: &Role) {
         let other = other.clone();
         async move { other.lease("a").ttl(LONG).acquire().await }
     });
-    soon("a waiter", async { while locks.waiters("a").await.expect("waiters").is_empty() {} }).await;
+    until_waiters(locks, "a", 1).await;
     lease.release().await.expect("release");
     let next = soon("the hand-over", waiter).await.expect("no panic").expect("acquire");
     assert!(locks.evict("a", next.token()).await.expect("evict"));

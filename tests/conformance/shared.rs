@@ -279,7 +279,7 @@ impl Crowd {
 }
 
 /// Acquires the name again and again among busy readers, and returns the waits.
-async fn somebody_among_many(alone: AccessMode, many: &str, clients: usize, tasks: usize) {
+async fn acquire_among_many(alone: AccessMode, many: &str, clients: usize, tasks: usize) {
     let db = fresh().await;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().to_str().expect("a path of text");
@@ -312,12 +312,12 @@ async fn somebody_among_many(alone: AccessMode, many: &str, clients: usize, task
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writer_is_granted_among_fifty_readers() {
-    somebody_among_many(AccessMode::Alone, "shared", 3, 10).await;
+    acquire_among_many(AccessMode::Alone, "shared", 3, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reader_is_granted_among_many_writers() {
-    somebody_among_many(AccessMode::Shared, "alone", 3, 2).await;
+    acquire_among_many(AccessMode::Shared, "alone", 3, 2).await;
 }
 
 // ---- who dies

@@ -117,9 +117,9 @@ impl Server {
     /// [`Server::restart`] brings back a node that was killed, if others have stayed.
     pub fn galera(nodes: usize, options: Options) -> Vec<Server> {
         let mut all: Vec<Server> = (0..nodes).map(|_| Server::prepare(Kind::MariaDb, options.clone())).collect();
-        // One is a cluster of its own, for a moment, and the others begin as its copies. What they
-        // miss then they are told when they join (IST): to have everything copied by the servers
-        // themselves (SST) would take rsync.
+        // The first node is a cluster alone for a moment, and the others begin as its copies. They
+        // receive the missing writes when they join (IST): a full copy by the servers (SST) would
+        // need rsync.
         let first = &mut all[0];
         fill_from_template(Kind::MariaDb, first.dir.path());
         first.node = Some(Box::new(Node::alone()));

@@ -121,9 +121,9 @@ fn named(name: &str) -> Result<Kind, String> {
     Ok(*kind)
 }
 
-/// The signals that ask a program to end, as they arrive. Whoever started this may have had them
-/// ignored, as a shell does for what it starts in the background, and that would be passed on to
-/// the command and to all tests. One that is handled here is not ignored there.
+/// The signals that ask a program to end, as they arrive. A shell starts background jobs with these
+/// signals ignored, and children inherit that: the command and all tests would ignore them. A signal
+/// that is handled here is not ignored there.
 fn signals() -> mpsc::UnboundedReceiver<Signal> {
     let (sender, receiver) = mpsc::unbounded_channel();
     for wanted in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP] {

@@ -1,4 +1,4 @@
-//! Holders are asked to release a name, and hear of that.
+//! Requests to holders to release a name, and whether the holders receive them.
 
 use super::super::checker::Belief;
 use super::{MILLISECOND, NOTICED_WITHIN, World, WorldEvent};
@@ -35,17 +35,17 @@ impl World {
             .map(|(key, _)| *key)
             .collect();
         for (client, lease) in holders {
-            self.must_hear(client, lease);
+            self.must_be_informed_soon(client, lease);
         }
     }
 
-    /// A holder must hear soon that it is asked to release a lease.
-    fn must_hear(&mut self, client: usize, lease: LeaseKey) {
+    /// Checks later that the engine has reported the request for this lease.
+    fn must_be_informed_soon(&mut self, client: usize, lease: LeaseKey) {
         let life = self.clients[client].life;
         self.after(NOTICED_WITHIN, WorldEvent::CheckInformed { client, life, lease, at: self.now });
     }
 
-    /// A holder whose heartbeat goes on hears that it was asked.
+    /// Checks that a holder whose heartbeat goes on has received the request.
     pub(super) fn check_informed(&mut self, client: usize, life: u32, lease: LeaseKey, at: u64) {
         let key = (client, lease);
         let believes = self.beliefs.get(&key).is_some_and(|belief| belief.is_kept && belief.until > self.now);
@@ -53,19 +53,19 @@ impl World {
         let is_over = self.clients[client].life != life || !believes || !self.is_undisputed(&key);
         if !is_over && !is_delayed && !self.informed.contains(&key) {
             self.violate(format!(
-                "client {client} was not told within {} ms that it is asked to release {lease:?}",
+                "client {client} did not receive the request to release {lease:?} within {} ms",
                 NOTICED_WITHIN / MILLISECOND
             ));
         }
     }
 
-    /// Whether the holder of this grant was asked to release it.
+    /// Returns whether a request to release the name concerns this grant.
     pub(super) fn was_asked(&self, grant: &Grant) -> bool {
         self.asked.get(&grant.name).is_some_and(|asked| grant.token.get() <= *asked)
     }
 
-    /// A holder may be asked before it has heard of its grant. A lease that enters the holding of an
-    /// informed holder must be informed at once.
+    /// Checks later that a request reaches a lease which was granted before the request, but is
+    /// discovered after it. A lease that enters the holding of an informed holder is informed at once.
     pub(super) fn note_asked_grant(&mut self, client: usize, grant: &Grant) {
         let Some(granted) = self.beliefs.get(&(client, grant.lease)).filter(|_| self.was_asked(grant)) else {
             return;
@@ -80,31 +80,29 @@ impl World {
             self.must_be_informed.push((client, grant.lease));
         }
         if is_kept {
-            self.must_hear(client, grant.lease);
+            self.must_be_informed_soon(client, grant.lease);
         }
     }
 
     pub(super) fn check_entries(&mut self) {
         for (client, lease) in std::mem::take(&mut self.must_be_informed) {
             if !self.informed.contains(&(client, lease)) {
-                self.violate(format!("client {client}: {lease:?} enters a holding and is not told of the request"));
+                self.violate(format!("client {client}: {lease:?} enters a holding and does not receive the request"));
             }
         }
     }
 
-    /// A holder hears that it is asked to release a lease.
+    /// The engine reports a request to release a lease.
     pub(super) fn release_requested(&mut self, client: usize, lease: LeaseKey) {
         if !self.informed.insert((client, lease)) {
-            self.violate(format!("client {client} is told twice that it is asked to release {lease:?}"));
+            self.violate(format!("client {client} received the request to release {lease:?} twice"));
         }
         let Some(belief) = self.beliefs.get(&(client, lease)) else {
             return;
         };
         let asked = self.asked.get(&belief.name).copied().unwrap_or(0);
         if belief.token.get() > asked + RAISED_BY {
-            self.violate(format!(
-                "client {client} is told that it is asked to release {lease:?}, and nobody has asked"
-            ));
+            self.violate(format!("client {client} received a request to release {lease:?} that no caller has made"));
         }
     }
 }

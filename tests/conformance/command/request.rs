@@ -8,10 +8,10 @@ use crate::support::{empty, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// It ends when it is told to.
+/// A command that ends after an order.
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS""#;
 
-/// It says that it got TERM, and ends.
+/// A command that reports SIGTERM and ends.
 const TRAPPING: &str = r#"trap 'echo TERM >&3; exit 7' TERM; echo up >&3; while :; do sleep 0.05; done"#;
 
 #[tokio::test]
