@@ -19,6 +19,9 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
+/// The longest pause before a database without a lease is asked again, however long the TTL is.
+const MAX_ASK_INTERVAL: Duration = Duration::from_secs(5);
+
 pub(super) struct Majority {
     pub(super) name: LockName,
     pub(super) token: FencingToken,
@@ -234,7 +237,7 @@ impl Votes {
 
 /// Maintains a majority until it ends: adds late votes, and asks databases without a lease again.
 pub(super) async fn maintain(majority: Arc<Majority>, mut round: Round) {
-    let period = (round.options.ttl / 3).max(Duration::from_millis(1));
+    let period = (round.options.ttl / 3).clamp(Duration::from_millis(1), MAX_ASK_INTERVAL);
     let within = round.options.node_timeout().max(period);
     let mut next = Instant::now() + period;
     while majority.is_held() {
