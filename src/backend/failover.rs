@@ -22,11 +22,13 @@ pub(crate) struct Failover {
     servers: Vec<Arc<dyn Backend>>,
     /// The index of the server that accepted writes last.
     chosen: AtomicUsize,
+    /// The index of the server that is tried first.
+    first: AtomicUsize,
 }
 
 impl Failover {
     pub(crate) fn new(servers: Vec<Arc<dyn Backend>>) -> Self {
-        Self { servers, chosen: AtomicUsize::new(0) }
+        Self { servers, chosen: AtomicUsize::new(0), first: AtomicUsize::new(0) }
     }
 
     fn chosen(&self) -> &dyn Backend {
@@ -34,7 +36,8 @@ impl Failover {
     }
 
     /// Connects to one server after the other, beginning with the one that accepted writes last.
-    /// The time for connecting is divided equally.
+    /// The time for connecting is divided equally. A caller that has less time drops the future
+    /// while a server does not answer; the next call then begins with the server after that one.
     async fn connect_with<'a>(
         &'a self,
         connect: impl Fn(&'a dyn Backend) -> StoreFuture<'a, Box<dyn Store>>,
@@ -42,12 +45,14 @@ impl Failover {
         let count = self.servers.len();
         let within = CONNECT_WITHIN.saturating_sub(RESERVE) / u32::try_from(count).unwrap_or(u32::MAX);
         let mut reasons = Vec::with_capacity(count);
-        let first = self.chosen.load(Ordering::Relaxed);
+        let first = self.first.load(Ordering::Relaxed);
         for i in (first..count).chain(0..first) {
             let server = &*self.servers[i];
             let address = server.address();
+            self.first.store((i + 1) % count, Ordering::Relaxed);
             match timeout(within, connect(server)).await {
                 Ok(Ok(session)) => {
+                    self.first.store(i, Ordering::Relaxed);
                     if self.chosen.swap(i, Ordering::Relaxed) != i {
                         tracing::info!(server = address, "writing here from now on");
                     }

@@ -50,7 +50,7 @@ mod lease;
 mod multi;
 mod name;
 mod neighbour;
-mod network;
+pub(crate) mod network;
 mod note;
 mod owner;
 mod pooler;

@@ -232,7 +232,7 @@ struct Row {
 }
 
 /// A proxy in front of a server on this machine, and the URL that leads through it.
-pub(super) fn behind_a_proxy(url: &str) -> (Proxy, String) {
+pub(crate) fn behind_a_proxy(url: &str) -> (Proxy, String) {
     let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
     let (authority, path) = rest.split_once('/').expect("a URL names a database");
     let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
@@ -242,6 +242,25 @@ pub(super) fn behind_a_proxy(url: &str) -> (Proxy, String) {
     let at = if user.is_empty() { "" } else { "@" };
     let url = format!("{scheme}://{user}{at}127.0.0.1:{}/{path}", proxy.port());
     (proxy, url)
+}
+
+/// The lease ends before the time for connecting to the silent server, four seconds, is over.
+#[tokio::test]
+async fn short_lease_survives_the_silence_of_one_of_two_servers() {
+    if DATABASE == Database::Sqlite {
+        return; // It has no servers.
+    }
+    let db = fresh().await;
+    let ((first, first_url), (_second, second_url)) = (behind_a_proxy(&db.url), behind_a_proxy(&db.url));
+    let locks = soon("a client", Locks::connect(&format!("{first_url},{second_url}"))).await.expect("connect");
+    let lease = locks.lease("a").ttl(Duration::from_secs(6)).acquire().await.expect("acquire");
+    registered(&lease).await;
+    first.blackhole(Direction::Both);
+    let token = lease.token();
+    let lost = timeout(Duration::from_secs(8), lease.lost()).await;
+    assert!(lost.is_err() && lease.is_held(), "{lost:?}");
+    assert_eq!(db.locks().await.inspect("a").await.expect("an answer").map(|held| held.token), Some(token));
+    lease.release().await.expect("the lease was held to the end");
 }
 
 /// As [`behind_a_proxy`], without TLS, so that the proxy can read the bytes.
