@@ -36,8 +36,9 @@ use crate::operation::Operation;
 use crate::protocol::Batch;
 use worker::{Grants, Pending, Task, Worker};
 
-/// How long an answer may take. An operation waits for a locked row for a second at most, so only a
-/// frozen server or a broken network takes longer.
+/// How long an answer may take. An operation waits for a locked row for one second at most (on
+/// SQLite two; on PostgreSQL behind a pooler without a limit), so else only a frozen server or a
+/// broken network takes longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 /// The answer to an operation.

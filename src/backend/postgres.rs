@@ -31,7 +31,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
-use self::listener::{HeartbeatConnection, Upgrade};
+use self::listener::{StoreConnection, Upgrade, is_temporary};
 use self::settings::Settings;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
@@ -46,11 +46,18 @@ use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
+/// How long a statement waits for a lock: not longer than its client waits for the answer, since it
+/// would take effect when the client has given it up. A pooler refuses settings; there a
+/// statement waits without a limit.
+const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
+
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct PostgresBackend {
     options: Arc<PgConnectOptions>,
     /// A commit must reach a second server.
     synchronous: bool,
+    /// `false`: a pooler refused a setting in the startup packet.
+    accepts_settings: AtomicBool,
     /// `false`: a connection was found to share its session.
     can_listen: Arc<AtomicBool>,
 }
@@ -65,17 +72,28 @@ impl PostgresBackend {
     }
 
     fn from(options: Arc<PgConnectOptions>) -> Self {
-        Self { options, synchronous: false, can_listen: Arc::new(AtomicBool::new(true)) }
+        let (accepts_settings, can_listen) = (AtomicBool::new(true), Arc::new(AtomicBool::new(true)));
+        Self { options, synchronous: false, accepts_settings, can_listen }
     }
 
-    fn quiet_options(&self) -> PgConnectOptions {
-        (*self.options).clone().disable_statement_logging()
+    /// Returns the options of the connections of this crate.
+    fn own_options(&self) -> PgConnectOptions {
+        let options = (*self.options).clone().disable_statement_logging();
+        if self.accepts_settings.load(Ordering::Relaxed) { options.options([LOCK_TIMEOUT]) } else { options }
     }
 
     async fn open(&self) -> Result<PostgresStore, sqlx::Error> {
-        let mut conn = self.quiet_options().connect().await?;
+        let mut conn = match self.own_options().connect().await {
+            Err(sqlx::Error::Database(error)) if !is_temporary(&*error) => {
+                let conn = (*self.options).clone().disable_statement_logging().connect().await?;
+                self.accepts_settings.store(false, Ordering::Relaxed);
+                self.can_listen.store(false, Ordering::Relaxed);
+                conn
+            }
+            connected => connected?,
+        };
         let settings = Settings::read(&mut conn, &self.address(), self.synchronous).await?;
-        Ok(PostgresStore { connection: HeartbeatConnection::Plain(conn), settings, upgrade: None })
+        Ok(PostgresStore { connection: StoreConnection::Plain(conn), settings, upgrade: None })
     }
 }
 
@@ -100,9 +118,10 @@ impl Backend for PostgresBackend {
     /// It listens also while the client waits for nothing: that costs the server nothing.
     fn connect_for_heartbeats(&self, _is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
-            let options = self.quiet_options();
-            let upgrade = Some(Upgrade { options, can_listen: Arc::clone(&self.can_listen), client: None });
-            Ok(Box::new(PostgresStore { upgrade, ..self.open().await? }) as Box<dyn Store>)
+            let store = self.open().await?;
+            let (options, can_listen) = (self.own_options(), Arc::clone(&self.can_listen));
+            let upgrade = Some(Upgrade { options, can_listen, client: None });
+            Ok(Box::new(PostgresStore { upgrade, ..store }) as Box<dyn Store>)
         })
     }
 
@@ -138,7 +157,7 @@ impl Backend for PostgresBackend {
 }
 
 struct PostgresStore {
-    connection: HeartbeatConnection,
+    connection: StoreConnection,
     settings: Settings,
     /// For heartbeats.
     upgrade: Option<Upgrade>,

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use sqlock::Error;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::time::sleep;
 
 use crate::DATABASE;
-use crate::support::{connect, fresh, fresh_on, soon};
+use crate::conformance::network::behind_a_proxy;
+use crate::support::{builder, connect, fresh, fresh_on, soon};
 
 /// Waits until a query returns true.
 async fn until(what: &str, pool: &PgPool, query: &'static str) {
@@ -27,7 +29,7 @@ async fn release_notifies_the_client_that_is_next() {
     let pool = connect(&db.url, 2).await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
     let next = tokio::spawn(waiter.lease("a").acquire());
-    // Both clients beat, and listen from their second heartbeat on.
+    // Both clients beat, and listen after their first heartbeat.
     let listening = async {
         loop {
             let clients: Vec<String> = sqlx::query_scalar("SELECT id FROM sqlock_client WHERE listens")
@@ -92,4 +94,37 @@ async fn client_listens_after_a_temporary_refusal() {
     until("a client that listens", &pool, "SELECT bool_or(listens) FROM sqlock_client").await;
     lease.release().await.expect("the lease was held to the end");
     run(format!("DROP DATABASE {database} WITH (FORCE)")).await;
+}
+
+/// It takes longer than the time between two heartbeats until a connection listens.
+#[tokio::test]
+async fn client_listens_over_a_slow_network() {
+    let db = fresh().await;
+    let (proxy, url) = behind_a_proxy(&db.url);
+    let locks = builder(connect(&url, 1).await).build();
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    proxy.delay_replies(Duration::from_millis(150));
+    let pool = connect(&db.url, 1).await;
+    until("a client that listens", &pool, "SELECT coalesce(bool_or(listens), false) FROM sqlock_client").await;
+    lease.release().await.expect("the lease was held to the end");
+}
+
+/// A statement that is given up while it waits for a lock would take effect later.
+#[tokio::test]
+async fn statement_waits_for_no_lock_after_its_caller() {
+    let db = fresh().await;
+    let pool = connect(&db.url, 2).await;
+    let mark = if db.url.contains('?') { '&' } else { '?' };
+    let locks = builder(connect(&format!("{}{mark}application_name=gives_up", db.url), 1).await).build();
+    locks.lease("a").acquire().await.expect("acquire").release().await.expect("release");
+    let mut stranger = pool.begin().await.expect("begin");
+    sqlx::query("SELECT FROM sqlock_lease FOR UPDATE").execute(&mut *stranger).await.expect("a row lock");
+    let tried = soon("an answer", locks.lease("a").try_acquire()).await;
+    assert!(matches!(&tried, Err(Error::Unavailable { .. })), "{tried:?}");
+    const NONE_WAITS: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
+        WHERE application_name = 'gives_up' AND wait_event_type = 'Lock')";
+    until("no statement that waits", &pool, NONE_WAITS).await;
+    stranger.rollback().await.expect("rollback");
+    let lease = soon("the lease", locks.lease("a").acquire()).await.expect("acquire");
+    lease.release().await.expect("the lease was held to the end");
 }

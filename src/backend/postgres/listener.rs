@@ -14,7 +14,7 @@ use sqlx::{Acquire as _, ConnectOptions as _, Connection as _, PgConnection, PgP
 use uuid::Uuid;
 
 use super::settings::started_at;
-use crate::backend::Notification;
+use crate::backend::{BoxFuture, Notification};
 use crate::protocol::ClientId;
 use crate::protocol::timing::CONNECT_WITHIN;
 
@@ -26,15 +26,18 @@ macro_rules! mark {
 }
 pub(super) use mark;
 
-/// The connection of the heartbeat, which may begin to listen.
-pub(super) enum HeartbeatConnection {
+/// A connection. That of the heartbeat may begin to listen.
+pub(super) enum StoreConnection {
     Plain(PgConnection),
+    /// A connection that listens is about to replace the plain one.
+    Upgrading(BoxFuture<'static, Result<Self, sqlx::Error>>),
     Listening(Listener),
     /// The connection is closed or lost.
     Lost,
 }
 
 /// The state that a connection needs to begin to listen.
+#[derive(Clone)]
 pub(super) struct Upgrade {
     pub(super) options: PgConnectOptions,
     /// `false`: a session was found to be shared.
@@ -51,7 +54,7 @@ pub(super) struct Listener {
     mark: String,
 }
 
-impl HeartbeatConnection {
+impl StoreConnection {
     /// Returns the connection for statements.
     pub(super) async fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
         self.connection_and_mark().await.map(|(connection, _)| connection)
@@ -59,21 +62,26 @@ impl HeartbeatConnection {
 
     /// Returns the connection and the mark of its session, if it listens.
     pub(super) async fn connection_and_mark(&mut self) -> Result<(&mut PgConnection, Option<&str>), sqlx::Error> {
+        self.finish_upgrade().await?;
         match self {
             Self::Plain(connection) => Ok((connection, None)),
             Self::Listening(Listener { listener, mark, .. }) => Ok((listener.acquire().await?, Some(mark))),
-            Self::Lost => Err(lost_connection()),
+            Self::Upgrading(_) | Self::Lost => Err(lost_connection()),
         }
     }
 
-    /// Waits for the next grant. A plain connection begins to listen after its first
-    /// answered heartbeat.
+    /// Waits for the next grant. A plain connection begins to listen after its first answered
+    /// heartbeat.
     ///
-    /// The next statement fails if the future is dropped while the connection begins to listen.
+    /// If the future is dropped meanwhile, the next statement waits until the connection listens.
     pub(super) async fn notified(&mut self, upgrade: &Upgrade) -> Result<Notification, sqlx::Error> {
         if let Some(client) = upgrade.client.filter(|_| upgrade.can_listen.load(Ordering::Relaxed)) {
-            self.listen(upgrade, client).await?;
+            *self = match std::mem::replace(self, Self::Lost) {
+                Self::Plain(plain) => Self::Upgrading(Box::pin(upgrade.clone().listen(plain, client))),
+                other => other,
+            };
         }
+        self.finish_upgrade().await?;
         let Self::Listening(Listener { listener, .. }) = self else {
             return std::future::pending().await;
         };
@@ -88,29 +96,12 @@ impl HeartbeatConnection {
         }
     }
 
-    /// Replaces a plain connection by one that listens, if its session is not shared. Both connect
-    /// to the same server, one at a time.
-    async fn listen(&mut self, upgrade: &Upgrade, client: ClientId) -> Result<(), sqlx::Error> {
-        let mut plain = match std::mem::replace(self, Self::Lost) {
-            Self::Plain(plain) => plain,
-            other => {
-                *self = other;
-                return Ok(());
-            }
-        };
-        let server = started_at(&mut plain).await?;
-        plain.close().await?;
-        let mut replacement = match Listener::connect(&upgrade.options, client).await? {
-            Some(listener) => Self::Listening(listener),
-            None => {
-                upgrade.can_listen.store(false, Ordering::Relaxed);
-                Self::Plain(upgrade.options.connect().await?)
-            }
-        };
-        if started_at(replacement.connection().await?).await? != server {
-            return Err(lost_connection());
+    async fn finish_upgrade(&mut self) -> Result<(), sqlx::Error> {
+        if let Self::Upgrading(upgrade) = self {
+            let upgraded = upgrade.await;
+            *self = Self::Lost;
+            *self = upgraded?;
         }
-        *self = replacement;
         Ok(())
     }
 
@@ -122,8 +113,28 @@ impl HeartbeatConnection {
                 pool.close().await;
                 Ok(())
             }
-            Self::Lost => Ok(()),
+            Self::Upgrading(_) | Self::Lost => Ok(()),
         }
+    }
+}
+
+impl Upgrade {
+    /// Replaces a plain connection by one that listens, if its session is not shared. Closes the
+    /// plain connection first, and fails if the new one reaches another server.
+    async fn listen(self, mut plain: PgConnection, client: ClientId) -> Result<StoreConnection, sqlx::Error> {
+        let server = started_at(&mut plain).await?;
+        plain.close().await?;
+        let mut replacement = match Listener::connect(&self.options, client).await? {
+            Some(listener) => StoreConnection::Listening(listener),
+            None => {
+                self.can_listen.store(false, Ordering::Relaxed);
+                StoreConnection::Plain(self.options.connect().await?)
+            }
+        };
+        if started_at(replacement.connection().await?).await? != server {
+            return Err(lost_connection());
+        }
+        Ok(replacement)
     }
 }
 
@@ -171,7 +182,7 @@ impl Listener {
 
 /// Returns whether a server that refuses a connection may accept the next one: it has too few
 /// resources, its database does not take connections at present, or it stops, starts or fails.
-fn is_temporary(error: &dyn DatabaseError) -> bool {
+pub(super) fn is_temporary(error: &dyn DatabaseError) -> bool {
     let code = error.code().unwrap_or_default();
     ["53", "55", "57", "58"].iter().any(|class| code.starts_with(class))
 }
