@@ -185,7 +185,7 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        state.withdraw_forgotten(now, client, &queue);
+        state.withdraw_forgotten(now, client, &queue.row, &queue.entries);
         state.is_wanted = queue.waiting().any(|entry| entry.client != Some(client));
         let mut granted = Vec::new();
         let mut vanished = Vec::new();

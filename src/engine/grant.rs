@@ -248,6 +248,12 @@ impl Engine {
         let Some(Polled { row, presences }) = polled else {
             return self.without_row(name, None);
         };
+        // A forgotten holding is valid as long as this client beats, so the queue behind it would
+        // never be read.
+        let client = self.heartbeat.client;
+        if let Some(state) = self.names.get_mut(name) {
+            state.withdraw_forgotten(now, client, &row, &[]);
+        }
         if !is_on(Mutation::ForgetAskedGrant) {
             self.note_asked(name, row.asked);
         }

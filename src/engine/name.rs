@@ -16,7 +16,7 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{ClientId, EntryState, Holder, LeaseId, Mode, Queue};
+use crate::protocol::{ClientId, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode};
 use crate::token::FencingToken;
 
 /// How many entries of a client wait for one name at most.
@@ -170,12 +170,12 @@ impl Name {
 
     /// Withdraws what the store keeps for this client and the client does not know: the store has
     /// missed how that ended.
-    pub(super) fn withdraw_forgotten(&mut self, now: Moment, client: ClientId, queue: &Queue) {
-        let in_row = match queue.row.holder {
-            Holder::Lease(id) if queue.row.client == Some(client) => Some((id, EntryState::Holding(queue.row.token))),
+    pub(super) fn withdraw_forgotten(&mut self, now: Moment, client: ClientId, row: &LeaseRow, entries: &[EntryRow]) {
+        let in_row = match row.holder {
+            Holder::Lease(id) if row.client == Some(client) => Some((id, EntryState::Holding(row.token))),
             _ => None,
         };
-        let entries = queue.entries.iter().filter(|entry| entry.client == Some(client));
+        let entries = entries.iter().filter(|entry| entry.client == Some(client));
         let stored = entries.map(|entry| (entry.id, entry.state)).chain(in_row);
         let forgotten: Vec<LeaseId> = stored.filter(|(id, state)| !self.knows(*id, *state)).map(|(id, _)| id).collect();
         for id in forgotten {

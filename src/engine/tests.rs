@@ -1,7 +1,7 @@
 //! Cases that the simulation, in which every store is quick or broken, does not reach.
 
 use super::*;
-use crate::protocol::timing::BEAT;
+use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{Amended, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Response};
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -184,6 +184,19 @@ fn waits_for_two_names() -> Conversation {
     }
     assert!(store.open.is_empty(), "{:?}", store.open);
     store
+}
+
+/// A lease that the client does not know keeps its waiters out as long as the client beats.
+#[test]
+fn polled_holding_of_no_caller_is_withdrawn() {
+    let mut store = waits_for_two_names();
+    let (holder, client) = (Holder::Lease(LeaseId::from_u128(9)), Some(ClientId::from_u128(1)));
+    let row = LeaseRow { holder, owner: None, client, token: 5, remaining: Some(GRANT), waiting: 1, lost: 0, asked: 0 };
+    store.feed(Event::Notified { name: None });
+    let polled = Polled { row, presences: vec![Presence::Waiting { ahead: 0 }] };
+    store.answer(is_poll_of("a"), Response::Polled(Some(polled)));
+    let is_meant = |body: &Request| matches!(body, Request::Withdraw { id, .. } if *id == LeaseId::from_u128(9));
+    assert!(store.open.iter().any(|(_, body)| is_meant(body)), "{:?}", store.open);
 }
 
 #[test]
