@@ -390,7 +390,8 @@ async fn paused_watchdog_does_not_kill_after_resuming() {
 #[tokio::test]
 async fn signals_do_not_end_a_standby_candidate() {
     let db = empty().await;
-    let script = "trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done";
+    // A signal to a candidate that is elected at that moment reaches its command.
+    let script = "trap '' USR1; trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done";
     let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "--ttl", "2", "a", "--", "sh", "-c", script]));
     candidate.prints("up").await;
     let locks = beside(&db).await;
