@@ -3,7 +3,7 @@
 //! ```text
 //! Acquisition, HeldLease ──Event──▶ Engine ──Action──▶ Executor ──▶ database
 //!         ▲                           ▲                   │
-//!         └────────grants, losses─────┘◀─────answers──────┘
+//!         └────────grants, losses─────┘◀──answers, notifications
 //! ```
 //!
 //! A lock around the engine is held for one event at a time, and never while anything is awaited or
@@ -51,7 +51,7 @@ pub(crate) struct Coordinator {
     state: Mutex<State>,
     /// Notified when the engine must be called before the timer wakes.
     rearmed: Notify,
-    /// Notified when a client that takes no requests holds no lease any more.
+    /// Notified when a draining or closed client holds no more leases.
     drained: Notify,
 }
 

@@ -406,12 +406,12 @@ impl Engine {
 
     fn send(&mut self, now: Moment, name: &LockName, step: Step, body: Request) {
         let request = self.new_request();
-        if let Some(state) = self.names.get_mut(name).filter(|_| !matches!(step, Step::Verify(_))) {
+        if let Some(state) = self.names.get_mut(name).filter(|_| !matches!(step, Step::Look(_))) {
             debug_assert!(!state.is_busy(), "one statement at a time");
             state.busy_since = Some(now);
         }
         let epoch = self.heartbeat.epoch();
-        let is_urgent = matches!(step, Step::Verify(_));
+        let is_urgent = matches!(step, Step::Look(_));
         self.in_flight.insert(request, InFlight { name: name.clone(), step, body: body.clone(), epoch });
         self.actions.push(Action::Send { request, body, is_urgent });
     }

@@ -106,7 +106,7 @@ pub enum Event {
         /// The time since it was acquired.
         held: Duration,
     },
-    /// A heartbeat is unanswered for a second. It comes once for each such heartbeat.
+    /// A heartbeat has been unanswered for a second. It comes once for each such heartbeat.
     HeartbeatLate {
         /// The time since the heartbeat was sent.
         unanswered_for: Duration,

@@ -9,7 +9,8 @@
 //! connection.
 //!
 //! When the heartbeat's connection is lost, the other connections are suspect, because they use the
-//! same network: idle ones are closed, and busy ones after the time that the heartbeat had.
+//! same network: idle ones are closed, and busy ones if their answers take longer than the
+//! heartbeat's was allowed to.
 //!
 //! Operations that are ready together may be sent in one [`Batch`]. Operations that the batch
 //! leaves undone are sent alone.
@@ -34,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::operation::Operation;
 use crate::protocol::Batch;
-use worker::{Grants, Pending, Task, Worker};
+use worker::{NotificationSink, Pending, Task, Worker};
 
 /// How long an answer may take. An operation waits for a locked row for one second at most (on
 /// SQLite two; on PostgreSQL behind a pooler without a limit), so else only a frozen server or a
@@ -124,8 +125,8 @@ impl Executor {
             return;
         }
         let worker = |queue| Worker::new(Arc::clone(&self.backend), Arc::clone(queue), Arc::clone(&self.publisher));
-        let grants = Grants { on_grant: Box::new(on_grant), is_waiting: self.is_waiting.subscribe() };
-        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(grants, &self.work).run()));
+        let sink = NotificationSink { on_grant: Box::new(on_grant), is_waiting: self.is_waiting.subscribe() };
+        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(sink, &self.work).run()));
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 

@@ -47,9 +47,9 @@ pub struct Health {
 pub enum Heartbeat {
     /// Nothing is held or waited for, so none is sent.
     Idle,
-    /// The latest heartbeat was answered, or is on its way for less than a second.
+    /// The latest heartbeat was answered, or has been on its way for less than a second.
     Answered,
-    /// The latest heartbeat failed, or is unanswered for a second. Leases are lost when that lasts
+    /// The latest heartbeat failed, or has been unanswered for a second. Leases are lost when that lasts
     /// until their TTL has passed.
     Late,
 }

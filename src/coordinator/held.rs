@@ -11,8 +11,7 @@ use tracing::field::Empty;
 use super::Coordinator;
 use super::report::end_span;
 use super::state::{LossSignal, State};
-use super::timer::LONGEST_SLEEP;
-use crate::clock::Moment;
+use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
 use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Verdict};
 use crate::error::LossCause;
 use crate::name::LockName;
@@ -133,8 +132,9 @@ impl HeldLease {
                     coordinator.feed(Event::Tick);
                     return ending.cause.get().copied().unwrap_or(LossCause::Expired);
                 }
-                let pause =
-                    deadline.map_or(LONGEST_SLEEP, |deadline| deadline.since(coordinator.now())).min(LONGEST_SLEEP);
+                let pause = deadline
+                    .map_or(CLOCK_CHECK_INTERVAL, |deadline| deadline.since(coordinator.now()))
+                    .min(CLOCK_CHECK_INTERVAL);
                 let _ = timeout(pause, ended).await;
             }
         }

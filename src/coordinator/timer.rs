@@ -6,10 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::Coordinator;
+use crate::clock::CLOCK_CHECK_INTERVAL;
 use crate::engine::Event;
-
-/// The longest time between two looks at the clock. Timers stand still while the machine sleeps.
-pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// How long a client without handles goes on releasing leases while the store does not answer. The
 /// remaining leases end with their TTL.
@@ -26,7 +24,7 @@ pub(super) async fn keep_time(coordinator: Weak<Coordinator>) {
         let now = strong.now();
         let until = {
             let mut state = strong.state();
-            let until = state.engine.wakes_at().unwrap_or(now + LONGEST_SLEEP).min(now + LONGEST_SLEEP);
+            let until = state.engine.wakes_at().unwrap_or(now + CLOCK_CHECK_INTERVAL).min(now + CLOCK_CHECK_INTERVAL);
             state.asleep_until = Some(until);
             until
         };

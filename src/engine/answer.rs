@@ -26,7 +26,7 @@ impl Engine {
         let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
             return self.beaten(now, answer);
         };
-        if let Some(state) = self.names.get_mut(&name).filter(|_| !matches!(step, Step::Verify(_))) {
+        if let Some(state) = self.names.get_mut(&name).filter(|_| !matches!(step, Step::Look(_))) {
             state.busy_since = None;
         }
         let Answer { sent_at, may_linger, is_repeated, result } = answer;
@@ -76,7 +76,7 @@ impl Engine {
             (Ok(Response::Polled(polled)), Step::Poll, Request::Poll { ids, .. }) => {
                 self.polled(now, &name, &ids, sent_at, epoch, polled);
             }
-            (Ok(Response::Polled(polled)), Step::Verify(id), _) => self.verified(now, &name, id, epoch, polled),
+            (Ok(Response::Polled(polled)), Step::Look(id), _) => self.looked(now, &name, id, epoch, polled),
             (Ok(Response::Read(queue)), Step::Read { given_up }, _) => {
                 self.read(now, &name, given_up, sent_at, epoch, queue)
             }
@@ -169,11 +169,11 @@ impl Engine {
     }
 
     /// A holding was looked up after a notice.
-    pub(super) fn verified(&mut self, now: Moment, name: &LockName, id: LeaseId, epoch: Epoch, polled: Option<Polled>) {
+    pub(super) fn looked(&mut self, now: Moment, name: &LockName, id: LeaseId, epoch: Epoch, polled: Option<Polled>) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
-        let asked = holding.asked.take().unwrap_or(0);
+        let looking_for = holding.looking_for.take().unwrap_or(0);
         // Its release is on its way, and tells.
         if !holding.is_held() {
             return;
@@ -188,7 +188,7 @@ impl Engine {
         holding.epoch = epoch;
         holding.is_doubted = false;
         let requested_until = polled.map_or(0, |polled| polled.row.asked);
-        for lease in holding.leaving.drain(..asked) {
+        for lease in holding.leaving.drain(..looking_for) {
             self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
         }
         self.looked_up(now, name, id, token);
@@ -200,7 +200,7 @@ impl Engine {
         let Some(state) = self.names.get_mut(name).filter(|_| !is_on(Mutation::ForgetAsked)) else {
             return;
         };
-        state.asked = state.asked.max(token);
+        state.asked_up_to = state.asked_up_to.max(token);
         let is_meant = |holding: &&mut Holding| !holding.is_asked && holding.first_token().get() <= token;
         for holding in state.holdings.iter_mut().filter(is_meant) {
             holding.is_asked = true;
@@ -306,9 +306,9 @@ impl Engine {
             }
             (Step::Amend(id), _) => self.amendment_failed(now, name, id, failure.clone()),
             (Step::Detach(id), _) => self.detached(now, name, id, None),
-            (Step::Verify(id), _) => {
+            (Step::Look(id), _) => {
                 if let Some(holding) = state.holding(id) {
-                    (holding.asked, holding.look_at) = (None, Some(now + LOOK_AGAIN));
+                    (holding.looking_for, holding.look_at) = (None, Some(now + LOOK_AGAIN));
                 }
             }
             (Step::Extend(id), _) => {

@@ -31,7 +31,7 @@ impl Engine {
             return;
         };
         let Some(holding) = state.holding(id) else {
-            // It ran out meanwhile and is being withdrawn; what it was followed by counts.
+            // It expired meanwhile and is being withdrawn, but the grant to its successor is valid.
             match (released, next) {
                 (Released::ToNext(token), Some((next, ttl))) => self.granted(now, name, next, granting(token, ttl)),
                 (Released::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, &granting),

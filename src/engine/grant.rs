@@ -49,7 +49,7 @@ impl Engine {
         let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
         let is_kept = waiter.claim.is_kept;
         let is_adopted = waiter.adopts();
-        let is_asked = state.asked >= token.get();
+        let is_asked = state.asked_up_to >= token.get();
         let mut holding = Holding {
             claim: waiter.claim,
             is_kept,
@@ -73,7 +73,7 @@ impl Engine {
             may_have_ended: false,
             is_read: false,
             leaving: Vec::new(),
-            asked: None,
+            looking_for: None,
         };
         if holding.is_kept {
             self.heartbeat.keep(since, ttl);

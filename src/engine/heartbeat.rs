@@ -3,9 +3,9 @@
 //! One beat extends every lease of the client, so a holder may rely on a lease until `time before
 //! the beat was sent + TTL`, less a margin. A beat that tells of a new notice extends nothing:
 //! something was taken away from the client, or is asked of it, and each holding is looked up before
-//! later beats count for it again. So is a beat that was not answered at first: the store that
-//! answers the next one may be another, which has missed the last grants. The sessions of ZooKeeper
-//! and Chubby work alike.
+//! later beats count for it again. The same holds for the first answered beat after one that failed:
+//! the store that answers may be another one, which has missed the last grants. The sessions of
+//! ZooKeeper and Chubby work alike.
 
 use std::time::Duration;
 
@@ -37,9 +37,9 @@ pub(crate) enum Pulse {
     /// None is needed.
     Idle,
     Answered,
-    /// The latest has failed, and none is on its way for long.
+    /// The latest has failed, and no later one has been on its way for a second.
     Failed,
-    /// One is on its way for so long that the store may be out of reach.
+    /// One has been on its way for so long that the store may be out of reach.
     Late(Duration),
 }
 

@@ -94,8 +94,8 @@ pub(super) struct Holding {
     /// Leases that were released while other leases share the holding. Their verdict follows when
     /// the store says that the holding stands.
     pub(super) leaving: Vec<LeaseKey>,
-    /// The store is being asked whether the holding stands, for so many of the leases in `leaving`.
-    pub(super) asked: Option<usize>,
+    /// A look at the holding is on its way, for so many of the leases in `leaving`.
+    pub(super) looking_for: Option<usize>,
 }
 
 impl Holding {
@@ -124,7 +124,7 @@ impl Holding {
 
     /// The store is being asked if the holding stands.
     pub(super) fn look(&mut self) {
-        self.asked = Some(self.leaving.len());
+        self.looking_for = Some(self.leaving.len());
         self.look_at = None;
         if let Some(first) = self.amendments.front_mut().filter(|first| first.state == AmendmentState::Refused) {
             first.state = AmendmentState::LookingUp;
@@ -137,7 +137,7 @@ impl Holding {
         let has_news = self.is_kept && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
         self.is_held()
-            && self.asked.is_none()
+            && self.looking_for.is_none()
             && (has_news || is_refused || self.is_doubted || !self.leaving.is_empty())
     }
 
@@ -165,8 +165,8 @@ impl Holding {
         self.amendments.iter().any(converts)
     }
 
-    /// Whether its release gives the name to an entry, which has not been looked at.
-    pub(super) fn is_handed_over(&self) -> bool {
+    /// Whether its release may give the name to an entry that was not read.
+    pub(super) fn may_pass_over_entries(&self) -> bool {
         self.claim.mode == Mode::Exclusive && !self.is_joined && !self.is_read
     }
 

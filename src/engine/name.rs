@@ -71,7 +71,7 @@ pub(super) struct Name {
     /// the answer to the request that adds the entry.
     pub(super) is_notified: bool,
     /// The holders of tokens up to this one were asked to release it, as far as is known.
-    pub(super) asked: i64,
+    pub(super) asked_up_to: i64,
     /// Other clients wait for it, as far as is known.
     pub(super) is_wanted: bool,
     /// How often in a row a decision was overtaken.

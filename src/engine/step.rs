@@ -24,9 +24,9 @@ pub(super) enum Step {
     Withdraw(LeaseId),
     /// How the entries of this client stand.
     Poll,
-    /// Whether a holding still stands, after a notice.
-    Verify(LeaseId),
-    /// Which entry may be next, while a holding is released.
+    /// Whether a holding still stands, after a notice. Sent as [`Request::Poll`].
+    Look(LeaseId),
+    /// Which entry may be next. `given_up`: a holding that is being released.
     Read {
         given_up: Option<LeaseId>,
     },
@@ -54,7 +54,7 @@ impl Name {
         if let Some(holding) = self.holdings.iter_mut().filter(is_due).find(|holding| holding.needs_look(epoch)) {
             holding.look();
             let id = holding.id();
-            return Some((Step::Verify(id), Request::Poll { name: name.clone(), ids: vec![id] }));
+            return Some((Step::Look(id), Request::Poll { name: name.clone(), ids: vec![id] }));
         }
         if self.is_busy() {
             return None;
@@ -110,7 +110,7 @@ impl Name {
         let keep_for = match holding.state {
             // The statement would pass over entries that only seem to be dead.
             HoldingState::Releasing { keep_for, .. }
-                if !is_steady && keep_for.is_zero() && holding.is_handed_over() =>
+                if !is_steady && keep_for.is_zero() && holding.may_pass_over_entries() =>
             {
                 return read(name, Some(id));
             }

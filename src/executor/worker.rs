@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::failure::Failure;
 use super::{Answer, Gathered, Open, Queue, Suspicion};
 use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Fault};
 use crate::events::{Event, Publisher};
@@ -19,17 +19,14 @@ use crate::panics;
 use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Response};
 
-/// How long an operation is repeated while the database is unavailable.
-const PATIENCE: Duration = Duration::from_secs(3);
-
 /// How long an operation is repeated after conflicts with other transactions.
-const PATIENCE_WITH_CONFLICTS: Duration = Duration::from_secs(10);
+const CONFLICT_TOLERANCE: Duration = Duration::from_secs(10);
 
 /// The receiver of an answer.
 type Reply<T> = Box<dyn FnOnce(Answer<T>) + Send>;
 
-/// The notifications of grants by other clients, on the connection for heartbeats.
-pub(super) struct Grants {
+/// Receives the notifications of grants by other clients, from the connection for heartbeats.
+pub(super) struct NotificationSink {
     pub(super) on_grant: Box<dyn Fn(Notification) + Send + Sync>,
     pub(super) is_waiting: IsWaiting,
 }
@@ -150,7 +147,7 @@ pub(super) struct Worker {
     connection: Option<Connection>,
     /// Whether the last connection was lost.
     has_lost: bool,
-    grants: Option<Grants>,
+    sink: Option<NotificationSink>,
     /// The connection receives no notifications any more. The next heartbeat on it fails.
     is_listener_lost: bool,
     /// Whether the connection may be dead.
@@ -177,7 +174,7 @@ impl Worker {
             publisher,
             connection: None,
             has_lost: false,
-            grants: None,
+            sink: None,
             is_listener_lost: false,
             suspicion,
             suspects: None,
@@ -187,8 +184,8 @@ impl Worker {
 
     /// Makes this the worker for heartbeats, which receives the notifications of grants by other
     /// clients. When it loses its connection, those of the workers of `suspects` are suspect.
-    pub(super) fn for_heartbeats(self, grants: Grants, suspects: &Arc<Queue>) -> Self {
-        Self { grants: Some(grants), suspects: Some(Arc::clone(suspects)), ..self }
+    pub(super) fn for_heartbeats(self, sink: NotificationSink, suspects: &Arc<Queue>) -> Self {
+        Self { sink: Some(sink), suspects: Some(Arc::clone(suspects)), ..self }
     }
 
     /// Returns the next task. Passes notifications on and gives a suspect connection up meanwhile.
@@ -196,15 +193,15 @@ impl Worker {
         loop {
             let has_connection = self.connection.is_some();
             let notified = async {
-                match (&mut self.connection, &self.grants) {
+                match (&mut self.connection, &self.sink) {
                     (Some(connection), Some(_)) if !self.is_listener_lost => connection.session.notified().await,
                     _ => std::future::pending().await,
                 }
             };
             tokio::select! {
                 task = self.queue.pop(has_connection) => return task,
-                notified = notified => match (notified, &self.grants) {
-                    (Ok(notification), Some(grants)) => drop(panics::caught(|| (grants.on_grant)(notification))),
+                notified = notified => match (notified, &self.sink) {
+                    (Ok(notification), Some(sink)) => drop(panics::caught(|| (sink.on_grant)(notification))),
                     _ => self.is_listener_lost = true,
                 },
                 _ = suspected(&mut self.suspicion), if has_connection => self.connection = None,
@@ -275,8 +272,8 @@ impl Worker {
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), Failure> {
         if self.connection.is_none() {
             let within = CONNECT_WITHIN.min(task.attempts().answer_within);
-            let connecting = match &self.grants {
-                Some(grants) => self.backend.connect_for_heartbeats(grants.is_waiting.clone()),
+            let connecting = match &self.sink {
+                Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()),
                 None => self.backend.connect(),
             };
             let session = match timeout(within, panics::caught_in(connecting)).await {
@@ -325,8 +322,8 @@ impl Worker {
         attempts.is_repeated |= had_connection;
         self.drop_broken(&failure);
         let patience = match fault {
-            Fault::Again | Fault::Blocked => PATIENCE_WITH_CONFLICTS,
-            Fault::Severed | Fault::Exhausted => PATIENCE,
+            Fault::Again | Fault::Blocked => CONFLICT_TOLERANCE,
+            Fault::Severed | Fault::Exhausted => OUTAGE_TOLERANCE,
             _ => Duration::ZERO,
         };
         // A connection that was lost says nothing about the next one, which is always tried.
@@ -349,8 +346,8 @@ impl Worker {
     }
 }
 
-/// Waits for the answer of a connection: for this long, or, while the connection is suspect, for as
-/// long as the one was given that was lost.
+/// Waits for the answer of a connection within this time; on a suspect connection, within the time
+/// that the lost heartbeat had.
 async fn answered<T>(
     within: Duration,
     suspicion: &mut watch::Receiver<Suspicion>,

@@ -13,8 +13,9 @@
 //!
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. A
 //! waiter of another process is woken by the release on PostgreSQL and SQLite. On MySQL and MariaDB it
-//! polls, and finds the grant late by an eighth of its wait, at most 100 ms; so does each client behind
-//! a pooler that shares sessions, within 100 ms.
+//! polls, and finds the grant late by an eighth of its wait, at most 100 ms. A client of PostgreSQL
+//! behind a pooler that shares sessions polls every 100 ms. A waiter that was not the first at its
+//! last poll may be late by 250 ms.
 //!
 //! **Does it work behind PgBouncer or ProxySQL?** Leases, row locks and idempotency do, in transaction
 //! mode as well. [Session locks](crate::session::SessionLock) refuse.

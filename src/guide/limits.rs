@@ -36,5 +36,6 @@
 //!   arrival, as soon as another process waits.
 //! - **A shared lease or a permit costs more** than an exclusive lease: it always has an entry of
 //!   its own.
-//! - **A waiter or new holder that has died** is noticed after 3 seconds. A lease that another
-//!   process handed over therefore lasts 3 seconds at first, and its TTL 0.2 seconds later.
+//! - **A waiter or new holder that has died** is noticed after 3 seconds. A lease that the
+//!   release of another client granted therefore lasts 3 seconds at first, and its TTL 0.2 seconds
+//!   later.

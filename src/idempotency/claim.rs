@@ -48,8 +48,8 @@ impl Idempotency {
     /// # }
     /// ```
     ///
-    /// Call it once in a transaction: a second call, before the result is stored, returns
-    /// in-progress or null. It may be called at any time in the transaction, but a duplicate
+    /// Call it once in a transaction: a second call, before the result is stored, does not find
+    /// the key new: it returns [`Outcome::InProgress`] or a replay of `null`. It may be called at any time in the transaction, but a duplicate
     /// repeats the statements before it. A duplicate in progress is reported at once, [with the
     /// exceptions of `run`](Self::run); [`wait`](Self::wait) has no effect here.
     ///

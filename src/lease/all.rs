@@ -85,7 +85,7 @@ impl LeaseAllRequest {
         self
     }
 
-    /// Sets the label, as [`LeaseRequest::label`].
+    /// Sets the label, as [`LeaseRequest::label`] does.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.request = self.request.label(label);
         self

@@ -98,8 +98,8 @@ impl Lease {
     }
 
     /// Returns how much longer the lease is safe without a heartbeat. Zero when it is lost. A lease
-    /// that another process handed over is safe for up to 3 seconds at first, and for its TTL some
-    /// 0.2 seconds later.
+    /// that the release of another client granted is safe for up to 3 seconds at first, and for its
+    /// TTL some 0.2 seconds later.
     pub fn remaining(&self) -> Duration {
         self.held.as_ref().map_or(Duration::ZERO, HeldLease::remaining)
     }

@@ -87,8 +87,8 @@ impl LocksBuilder {
         })
     }
 
-    /// Limits the connections for requests to 1 or 2. By default 2: one acquires names, the other
-    /// renews and releases them. SQLite has one writer, so it uses one connection.
+    /// Limits the connections for requests to 1 or 2. By default 2, for all requests but
+    /// heartbeats, which have a connection of their own. SQLite has one writer, so it uses one.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections.clamp(1, 2);
         self

@@ -204,7 +204,7 @@ pub(crate) struct Extension {
     pub(crate) token: FencingToken,
     /// How long it lasts from now on by itself, at least.
     pub(crate) lasts: Duration,
-    /// How long it lasts after a heartbeat, at least. `None`: that stays as it is.
+    /// How long it lasts after a heartbeat, at least. `None`: the TTL stays as it is.
     pub(crate) ttl: Option<Duration>,
     pub(crate) keeper: Keeper,
 }

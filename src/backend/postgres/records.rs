@@ -11,7 +11,7 @@ use crate::backend::records::{
     execute_command, push_replace_expired, push_use_token, push_values, text_and_bytes,
 };
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 // $1 the lock of the key, $2 the lock of the request. Both are read from one copy of pg_locks, so

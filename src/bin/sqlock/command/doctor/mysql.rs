@@ -24,7 +24,7 @@ use catalog::{check_rights, check_table_kinds, query_hooks, query_tables, read_c
 use replication::{check_cluster, check_replication, count_replicas};
 use settings::{Variables, check_settings};
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 pub(super) const CLOCK: &str = "SELECT UNIX_TIMESTAMP(SYSDATE(6))";

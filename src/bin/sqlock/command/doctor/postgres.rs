@@ -27,7 +27,7 @@ use pooler::check_pooler;
 use replication::check_replication;
 use settings::{Settings, check_settings};
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 pub(super) const CLOCK: &str = "SELECT extract(epoch FROM clock_timestamp())";

@@ -20,7 +20,7 @@ use super::table::{self, Catalog, HISTORY};
 use crate::sqlite_file;
 use crate::url::Kind;
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 pub(super) const VERSION: &str = "SELECT sqlite_version()";

@@ -6,7 +6,7 @@ use crate::command::doctor::probe::{Rows, first_cell, query};
 use crate::command::doctor::report::Check;
 use crate::command::doctor::table::{self, Catalog, HISTORY, Table};
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 pub(super) const TABLES: &str = "

@@ -9,7 +9,7 @@ use crate::command::doctor::probe::{Rows, query};
 use crate::command::doctor::report::Check;
 use crate::command::doctor::table::parse_bool;
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 // The readers of the binary log. Each server knows one of the two names. A replica that does not

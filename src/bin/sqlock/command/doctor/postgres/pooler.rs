@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::command::doctor::probe::{POOLER_ROUNDS, SHORT_TIMEOUT, TIMEOUT, first_cell, query};
 use crate::command::doctor::report::Check;
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 pub(super) const SESSION: &str = "

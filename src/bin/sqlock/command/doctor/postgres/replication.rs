@@ -6,7 +6,7 @@ use super::settings::Settings;
 use crate::command::doctor::probe::{Rows, query};
 use crate::command::doctor::report::Check;
 
-/// The statements, laid out to be read.
+/// The statements, formatted for readability.
 #[rustfmt::skip]
 mod sql {
 // A user without the right to read all statistics sees that there is a standby, but not its state.
