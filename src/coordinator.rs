@@ -151,7 +151,7 @@ impl Coordinator {
             let waiter = WaiterId(state.next_waiter);
             let (name, since, owner) = (wish.name.clone(), self.now(), wish.owner);
             let waiting = Waiting { name, mode: wish.mode, since, owner, resumes, reply };
-            if state.phase == Phase::Draining {
+            if state.phase != Phase::Open {
                 refused = Some(waiting);
                 return Event::Tick;
             }
@@ -201,7 +201,8 @@ impl Coordinator {
                 let drained = coordinator.drained.notified();
                 let mut drained = std::pin::pin!(drained);
                 drained.as_mut().enable();
-                if coordinator.state().engine.held() == 0 {
+                let is_over = |state: &State| state.is_abandoned || state.engine.held() == 0;
+                if is_over(&coordinator.state()) {
                     return;
                 }
                 drained.await;
@@ -219,18 +220,39 @@ impl Coordinator {
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.start();
         let (closed, is_closed) = oneshot::channel();
+        let mut outcome = Ok(());
         if self.state().phase != Phase::Closed {
             self.state().closed.push(closed);
             self.feed(Event::Close);
-            let _ = is_closed.await;
+            outcome = match is_closed.await {
+                Ok(None) => Ok(()),
+                Ok(Some(failure)) => Err(failure.into_error()),
+                Err(_) => Err(Error::Closed),
+            };
+        } else if self.state().is_abandoned {
+            outcome = Err(Error::Closed);
         }
-        let failure = self.executor.failure();
         self.executor.close().await;
         self.publisher.close();
-        match failure {
-            Some(reason) => Err(Error::Unavailable { attempted: "release", reason, source: None }),
-            None => Ok(()),
-        }
+        outcome
+    }
+
+    /// Ends every request and every wait for the end of a lease, because the runtime of the tasks
+    /// has ended: nothing is sent any more. Leases end with their TTL.
+    fn abandon(&self) {
+        let mut state = self.state();
+        (state.phase, state.is_abandoned) = (Phase::Closed, true);
+        let ended = (
+            std::mem::take(&mut state.waiters),
+            std::mem::take(&mut state.releases),
+            std::mem::take(&mut state.amendments),
+            std::mem::take(&mut state.closed),
+        );
+        drop(state);
+        self.drained.notify_waiters();
+        // Dropping what waits for an answer ends the wait.
+        drop(ended);
+        self.executor.abandon();
     }
 
     pub(crate) fn executor(&self) -> &Executor {

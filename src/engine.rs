@@ -145,7 +145,10 @@ pub(crate) struct Engine {
     next_id: LeaseId,
     next_request: u64,
     next_lease: u64,
-    is_closing: bool,
+    /// When the client began to close.
+    closing_since: Option<Moment>,
+    /// Why the last release failed while the client closed.
+    unreleased: Option<Failure>,
     /// From then on, entries of other clients that have expired are dead: the store has answered
     /// this client promptly for long enough.
     steady_at: Moment,
@@ -189,7 +192,8 @@ impl Engine {
             next_id: first_id,
             next_request: 0,
             next_lease: 0,
-            is_closing: false,
+            closing_since: None,
+            unreleased: None,
             steady_at: Moment::default(),
             actions: Vec::new(),
         }
@@ -222,11 +226,12 @@ impl Engine {
         }
         self.poll_all(now);
         self.beat(now);
-        if self.is_closing && self.is_settled() {
+        if self.is_closing() && self.is_settled() {
             self.names.clear();
             self.ttls.clear();
             self.queued.clear();
-            self.actions.push(Action::Closed);
+            let failure = self.unreleased.take();
+            self.actions.push(Action::Closed { failure });
         }
         std::mem::take(&mut self.actions)
     }
@@ -234,6 +239,10 @@ impl Engine {
     /// How many leases are in the hands of callers.
     pub(crate) fn held(&self) -> usize {
         self.leases.len()
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing_since.is_some()
     }
 
     /// Returns whether an entry waits for a name that another client may grant it.
@@ -343,7 +352,7 @@ impl Engine {
     }
 
     fn close(&mut self, now: Moment) {
-        self.is_closing = true;
+        self.closing_since.get_or_insert(now);
         for waiter in self.waiters.keys().copied().collect::<BTreeSet<_>>() {
             self.leave(now, waiter, Some(Refusal::Closed));
         }

@@ -104,7 +104,7 @@ struct QueueState {
     /// The number of workers with a connection.
     open: usize,
     is_closed: bool,
-    /// Why the database is unavailable now, if it is.
+    /// Why a connection could not be opened or was lost, if nothing was answered since.
     failure: Option<String>,
 }
 
@@ -180,7 +180,7 @@ impl Executor {
         self.backend.can_notify()
     }
 
-    /// Returns why the database is unavailable now, if it is.
+    /// Returns why the database is unavailable, if nothing was answered since.
     pub(crate) fn failure(&self) -> Option<String> {
         self.work.state().failure.clone()
     }
@@ -203,6 +203,16 @@ impl Executor {
     /// Returns the address of the database, for messages.
     pub(crate) fn address(&self) -> String {
         self.backend.address()
+    }
+
+    /// Ends all operations with [`Error::Closed`], because the workers have ended with their runtime.
+    pub(crate) fn abandon(&self) {
+        for queue in [&self.work, &self.heartbeats] {
+            queue.close();
+            let tasks = queue.take_all();
+            // Without the lock: an answer may submit the next operation.
+            drop(tasks);
+        }
     }
 
     /// Executes the submitted operations, and closes the connections.
@@ -303,6 +313,13 @@ impl Queue {
         self.state().is_closed = true;
         self.changed.notify_waiters();
         self.spare.notify_waiters();
+    }
+
+    fn take_all(&self) -> Vec<Box<dyn Pending>> {
+        let mut state = self.state();
+        let delayed = std::mem::take(&mut state.delayed).into_values();
+        let (urgent, ready) = (std::mem::take(&mut state.urgent), std::mem::take(&mut state.ready));
+        urgent.into_iter().chain(ready).chain(delayed).collect()
     }
 
     /// Counts a worker with a connection as idle until the result is dropped.

@@ -255,3 +255,27 @@ async fn fence_of_null_lock_changes_nothing() {
     let mut tx = pool.begin().await.expect("begin");
     assert!(lease.fence(&mut tx).await.expect_err("the application has evicted it").is_lost());
 }
+
+/// Another connection answers after one that was lost.
+#[tokio::test(start_paused = true)]
+async fn answered_client_forgets_a_lost_connection() {
+    let memory = Memory::new();
+    let (locks, other) = (memory.locks(), memory.locks());
+    let held = other.lease("a").acquire().await.expect("acquire");
+    memory.delay(Duration::from_millis(100));
+    let both = tokio::join!(locks.list(""), locks.list("b"));
+    assert!(both.0.is_ok() && both.1.is_ok() && locks.health().connections == 2);
+    memory.delay(Duration::from_secs(10));
+    let lost = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.list("").await }
+    });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    memory.delay(Duration::ZERO);
+    lost.await.expect("no panic").expect("the other connection answers");
+    assert_eq!(locks.health().unavailable, None);
+    let refused = locks.lease("a").wait(Duration::from_secs(2)).acquire().await;
+    assert!(matches!(&refused, Err(Error::Timeout { .. })), "{refused:?}");
+    held.release().await.expect("held to the end");
+    locks.shutdown().await.expect("nothing is held");
+}

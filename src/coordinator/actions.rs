@@ -126,10 +126,10 @@ impl Coordinator {
                 }
                 state.exported = exported.map(|exported| (lease, exported));
             }
-            Action::Closed => {
+            Action::Closed { failure } => {
                 state.phase = Phase::Closed;
                 for closed in std::mem::take(&mut state.closed) {
-                    let _ = closed.send(());
+                    let _ = closed.send(failure.clone());
                 }
             }
         }

@@ -164,7 +164,9 @@ impl HeldLease {
         let (reply, answer) = oneshot::channel();
         let lease = self.key();
         let amend = |state: &mut State| {
-            state.amendments.entry(lease).or_default().push_back(reply);
+            if !state.is_abandoned {
+                state.amendments.entry(lease).or_default().push_back(reply);
+            }
             Event::Amend { lease, amendment }
         };
         self.coordinator.feed_with(amend, |_| ());
@@ -207,7 +209,9 @@ impl HeldLease {
         self.record(if lost.is_some() { "lost" } else { "released" });
         let lease = self.key();
         let release = |state: &mut State| {
-            state.releases.insert(lease, reply);
+            if !state.is_abandoned {
+                state.releases.insert(lease, reply);
+            }
             Event::Release { lease, keep_for }
         };
         self.coordinator.feed_with(release, |state| state.forget(lease));

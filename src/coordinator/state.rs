@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use super::HeldLease;
 use super::report::Report;
 use crate::clock::Moment;
-use crate::engine::{Engine, Exported, LeaseKey, NotAmended, Refusal, RequestId, Verdict, WaiterId};
+use crate::engine::{Engine, Exported, Failure, LeaseKey, NotAmended, Refusal, RequestId, Verdict, WaiterId};
 use crate::error::{LossCause, Result};
 use crate::events::{Event, RefusalReason};
 use crate::name::LockName;
@@ -31,8 +31,10 @@ pub(super) struct State {
     /// The evictions by this application that are in progress.
     pub(super) evictions: Vec<(LockName, FencingToken)>,
     pub(super) exported: Option<(LeaseKey, Exported)>,
-    pub(super) closed: Vec<oneshot::Sender<()>>,
+    pub(super) closed: Vec<oneshot::Sender<Option<Failure>>>,
     pub(super) phase: Phase,
+    /// The runtime of the tasks has ended.
+    pub(super) is_abandoned: bool,
     /// When the timer wakes.
     pub(super) asleep_until: Option<Moment>,
     /// When the store last answered a request.
@@ -145,6 +147,7 @@ impl State {
             exported: None,
             closed: Vec::new(),
             phase: Phase::Open,
+            is_abandoned: false,
             asleep_until: None,
             answered_at: now,
             last_beat: None,

@@ -13,9 +13,21 @@ use crate::engine::Event;
 /// remaining leases end with their TTL.
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 
+/// Ends the client when its timer ends before it: with its runtime, or by a panic.
+struct AbandonOnDrop(Weak<Coordinator>);
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        if let Some(coordinator) = self.0.upgrade() {
+            coordinator.abandon();
+        }
+    }
+}
+
 /// Calls the engine when a timer is due, while the coordinator has handles, or has leases to
 /// release and a store that answers.
 pub(super) async fn keep_time(coordinator: Weak<Coordinator>) {
+    let _abandon = AbandonOnDrop(Weak::clone(&coordinator));
     let mut kept = None;
     loop {
         let Some(strong) = kept.take().or_else(|| coordinator.upgrade()) else {

@@ -158,6 +158,19 @@ pub(crate) struct Answer {
 pub(crate) struct Failure(pub(crate) Arc<Error>);
 
 impl Failure {
+    /// The store answers again and again that the lease stands as before.
+    pub(super) fn no_effect() -> Self {
+        let reason =
+            "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
+        Self(Arc::new(Error::Database { attempted: "release", source: sqlx::Error::Protocol(reason.into()) }))
+    }
+
+    /// A lock on the row, as that of a fence, kept the release out.
+    pub(super) fn locked(name: &LockName) -> Self {
+        let reason = format!("a transaction that the holder has fenced holds {name}, which ends with its TTL");
+        Self(Arc::new(Error::Unavailable { attempted: "release", reason, source: None }))
+    }
+
     /// The error itself, or its like when another caller gets it as well.
     pub(crate) fn into_error(self) -> Error {
         Arc::try_unwrap(self.0).unwrap_or_else(|error| error.repeated())
@@ -207,8 +220,11 @@ pub(crate) enum Action {
         lease: LeaseKey,
         exported: Option<Exported>,
     },
-    /// Everything is given back.
-    Closed,
+    /// Everything is given back, or ends with its TTL.
+    Closed {
+        /// Why the last release failed, if one has.
+        failure: Option<Failure>,
+    },
 }
 
 /// A lease that a caller has got.
@@ -248,7 +264,5 @@ pub(crate) enum Verdict {
     Lost(LossCause),
     /// The store cannot tell any more.
     Unknown,
-    /// The store answers again and again, and the lease stands as before.
-    NoEffect,
     Failed(Failure),
 }

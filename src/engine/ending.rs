@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, NotAmended, Refusal, Verdict};
+use super::action::{Action, Failure, NotAmended, Refusal, Verdict};
 use super::heartbeat::Epoch;
 use super::holding::HoldingState;
 use super::policy::{Decision, decide, shares_again};
@@ -16,6 +16,9 @@ use crate::name::LockName;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{EntryRow, GivenUp, Holder, LeaseId, Mode, Presence, Queue, Released, Request, Withdrawn};
 use crate::token::FencingToken;
+
+/// How long a client that closes repeats a release that meets a lock on its row, as that of a fence.
+const CLOSES_WITHIN: Duration = Duration::from_secs(3);
 
 impl Engine {
     pub(super) fn released(
@@ -59,11 +62,15 @@ impl Engine {
                 self.handed_over(now, name, grant.id, grant.token, &granting);
             }
             Released::Awaited if holding.is_ignored() => {
-                self.conclude(now, name, Some(id), Verdict::NoEffect);
+                self.conclude(now, name, Some(id), Verdict::Failed(Failure::no_effect()));
             }
             Released::Awaited => {
                 holding.release_by_transition(next.is_none());
                 state.is_wanted = true;
+            }
+            Released::Locked if self.closing_since.is_some_and(|since| since + CLOSES_WITHIN <= now) => {
+                let failure = Failure::locked(name);
+                self.conclude(now, name, Some(id), Verdict::Failed(failure));
             }
             Released::Locked => {
                 holding.put_off(now);
@@ -126,8 +133,11 @@ impl Engine {
         };
         let holding = state.holdings.remove(i);
         state.ended_at = Some(now);
-        if holding.lingers || matches!(verdict, Verdict::Failed(_) | Verdict::NoEffect) {
+        if holding.lingers || matches!(verdict, Verdict::Failed(_)) {
             state.withdraw(id, now, true);
+        }
+        if let (Verdict::Failed(failure), true) = (&verdict, self.closing_since.is_some()) {
+            self.unreleased = Some(failure.clone());
         }
         let last = if let HoldingState::Releasing { lease, .. } = holding.state { lease } else { None };
         for lease in holding.leaving.into_iter().chain(last) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::protocol::timing::{BEAT, GRANT};
-use crate::protocol::{Amended, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Response};
+use crate::protocol::{Amended, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn};
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
 
@@ -216,4 +216,28 @@ fn client_without_notifications_polls_soon() {
     let mut store = waits_for_two_names();
     store.pass(POLL_SOONEST);
     assert_eq!(store.open.len(), 2, "{:?}", store.open);
+}
+
+/// A fence keeps a lock on the row until the transaction ends, possibly after the shutdown.
+#[test]
+fn close_ends_while_a_row_stays_locked() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", Patience::Wait(None)) });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    store.feed(Event::Close);
+    let closes = |action: &Action| matches!(action, Action::Closed { failure: Some(_) });
+    for _ in 0..100 {
+        while let Some((request, body)) = store.open.pop() {
+            let response = match body {
+                Request::Release(_) => Response::Released(Released::Locked),
+                Request::Withdraw { .. } => Response::Withdrawn(Withdrawn::Locked),
+                _ => Response::Registered(1),
+            };
+            let answer = Answer { sent_at: store.now, may_linger: false, is_repeated: false, result: Ok(response) };
+            store.feed(Event::Answer { request, answer });
+        }
+        store.pass(Duration::from_millis(100));
+    }
+    assert!(store.has_acted(closes), "{:?}", store.actions);
 }

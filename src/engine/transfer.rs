@@ -49,7 +49,7 @@ impl Engine {
     /// owner, and the exported holding withdrawn after that: so it can be resumed again as long as
     /// no caller has it. One that is shared changes its client.
     pub(super) fn resume(&mut self, now: Moment, id: WaiterId, wish: Wish, exported: Exported) {
-        if self.is_closing {
+        if self.is_closing() {
             return self.refuse(id, Refusal::Closed);
         }
         let (claim_id, client, holder) = (self.new_id(), self.heartbeat.client, self.holder.clone());

@@ -18,7 +18,7 @@ const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
 impl Engine {
     /// Adds a waiter.
     pub(super) fn acquire(&mut self, now: Moment, id: WaiterId, wish: Wish) {
-        if self.is_closing {
+        if self.is_closing() {
             return self.refuse(id, Refusal::Closed);
         }
         let claim_id = self.new_id();

@@ -225,6 +225,7 @@ impl Worker {
     async fn run_one(&mut self, mut task: Box<dyn Pending>) {
         match self.attempt(&mut *task).await {
             Ok(()) => {
+                self.queue.set_failure(None);
                 // What is submitted in answer is next on this connection.
                 let _idle = self.queue.idle();
                 task.finish(None);
@@ -244,7 +245,10 @@ impl Worker {
         let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
         let (answers, failure) =
             match answered(within, &mut self.suspicion, connection.session.execute_batch(&batch)).await {
-                Ok(answers) => (answers, None),
+                Ok(answers) => {
+                    self.queue.set_failure(None);
+                    (answers, None)
+                }
                 Err(failure) => (Vec::new(), Some(failure)),
             };
         if let Some(failure) = &failure {

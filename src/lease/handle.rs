@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::coordinator::HeldLease;
-use crate::engine::{self, Amendment, NotAmended};
+use crate::engine::{Amendment, NotAmended, Verdict};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -228,15 +228,10 @@ impl Lease {
                 return Err(Error::Closed);
             };
             match verdict.await {
-                engine::Verdict::Kept => Ok(()),
-                engine::Verdict::Lost(cause) => Err(Error::Lost { name, token, cause }),
-                engine::Verdict::Unknown => Err(Error::Unknown { attempted: "release", name }),
-                engine::Verdict::NoEffect => {
-                    let reason = "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
-                    let source = sqlx::Error::Protocol(reason.into());
-                    Err(Error::Database { attempted: "release", source })
-                }
-                engine::Verdict::Failed(failure) => Err(failure.into_error()),
+                Verdict::Kept => Ok(()),
+                Verdict::Lost(cause) => Err(Error::Lost { name, token, cause }),
+                Verdict::Unknown => Err(Error::Unknown { attempted: "release", name }),
+                Verdict::Failed(failure) => Err(failure.into_error()),
             }
         }
     }

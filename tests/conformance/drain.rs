@@ -95,3 +95,48 @@ async fn drain_waits_for_session_locks() {
     assert!(soon("the drain", draining).await.expect("shutdown"), "everything was released in time");
     theirs.release().await.expect("held to the end");
 }
+
+#[tokio::test]
+async fn drain_beside_an_open_fence_ends_with_an_error() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let pool = db.pool_of(1).await;
+    let mut fenced = pool.begin().await.expect("begin");
+    lease.fence(&mut fenced).await.expect("fence");
+    let drained = soon("the drain", locks.drain(Duration::from_millis(50))).await;
+    assert!(matches!(&drained, Err(Error::Unavailable { attempted: "release", .. })), "{drained:?}");
+    assert!(!lease.is_held());
+    fenced.rollback().await.expect("rollback");
+}
+
+/// The tasks of a client live in the runtime in which it was used first.
+#[test]
+fn client_of_an_ended_runtime_is_closed() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let first = runtime();
+    let (db, locks, lease, held) = first.block_on(async {
+        let db = fresh().await;
+        let locks = db.locks().await;
+        let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let held = locks.lease("b").ttl(LONG).acquire().await.expect("acquire");
+        (db, locks, lease, held)
+    });
+    let waiting = first.spawn(locks.lease("a").acquire());
+    drop(first);
+    runtime().block_on(async move {
+        let waited = soon("the end of the wait", waiting).await;
+        assert!(waited.is_err_and(|ended| ended.is_cancelled()));
+        let acquired = soon("an answer", locks.lease("c").acquire()).await;
+        assert!(matches!(&acquired, Err(Error::Closed)), "{acquired:?}");
+        let listed = soon("an answer", locks.list("")).await;
+        assert!(matches!(&listed, Err(Error::Closed)), "{listed:?}");
+        let extended = soon("an answer", lease.extend(LONG)).await;
+        assert!(matches!(&extended, Err(Error::Lost { .. })), "{extended:?}");
+        let released = soon("an answer", lease.release()).await;
+        assert!(matches!(&released, Err(Error::Unknown { .. })), "{released:?}");
+        let drained = soon("the drain", locks.drain(LONG)).await;
+        assert!(matches!(&drained, Err(Error::Closed)), "{drained:?}");
+        drop((held, db));
+    });
+}

@@ -174,7 +174,7 @@ impl World {
                 self.tell(|| format!("client {client} exports {lease:?}: {exported:?}"));
                 self.was_exported(client, lease, exported);
             }
-            Action::Closed => {
+            Action::Closed { .. } => {
                 self.tell(|| format!("client {client} has shut down"));
                 self.stop(client);
             }
