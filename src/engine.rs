@@ -74,8 +74,8 @@ const POLL_SOONEST: Duration = Duration::from_millis(5);
 const POLL_PART: u32 = 8;
 
 /// The pause between two polls after notifications without a name, for each name with entries: with
-/// 1 000 names, they are polled as often as without notifications.
-const POLL_EACH: Duration = Duration::from_micros(100);
+/// 100 names, they are polled as often as without notifications.
+const POLL_EACH: Duration = Duration::from_millis(1);
 
 /// How often a release is repeated that the store leaves without effect.
 pub(crate) const IGNORED: u32 = 16;

@@ -4,29 +4,33 @@
 //! takes no lock that a writer waits for, and no disk access.
 //! <https://www.sqlite.org/pragma.html#pragma_data_version>
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use sqlx::SqliteConnection;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::backend::IsWaiting;
-use crate::backoff::Backoff;
 
-/// The shortest and the longest pause between two looks at the count. It grows while nothing is
-/// committed.
-const PAUSES: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(10));
+/// The shortest and the longest pause between two looks at the count.
+const PAUSES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(50);
+
+/// The pause, as a part of the time since the last commit: so a grant is found late by that part of
+/// the wait, and a long wait costs little.
+const PAUSE_PART: u32 = 8;
 
 /// The state of a connection that notices commits.
 pub(super) struct Listener {
     is_waiting: IsWaiting,
     /// The last count. `None`: the client has not waited before.
     version: Option<i64>,
-    pauses: Backoff,
+    /// When the wait began, or the last commit was noticed.
+    since: Instant,
 }
 
 impl Listener {
     pub(super) fn new(is_waiting: IsWaiting) -> Self {
-        Self { is_waiting, version: None, pauses: PAUSES }
+        Self { is_waiting, version: None, since: Instant::now() }
     }
 
     /// Waits for the next commit of another connection while the client waits for a name.
@@ -36,10 +40,15 @@ impl Listener {
     /// No commit is missed when the future is dropped.
     pub(super) async fn notified(&mut self, conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
         loop {
-            if self.is_waiting.wait_for(|is_waiting| *is_waiting).await.is_err() {
-                return std::future::pending().await;
+            let waits_anew = self.is_waiting.has_changed().unwrap_or(true) || !*self.is_waiting.borrow();
+            if waits_anew {
+                if self.is_waiting.wait_for(|is_waiting| *is_waiting).await.is_err() {
+                    return std::future::pending().await;
+                }
+                self.since = Instant::now();
             }
-            sleep(self.pauses.step()).await;
+            let pause = self.since.elapsed() / PAUSE_PART;
+            sleep(pause.clamp(*PAUSES.start(), *PAUSES.end())).await;
             let version = match sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut *conn).await {
                 Ok(version) => version,
                 // Without a write-ahead log, a commit under way locks the file.
@@ -47,7 +56,7 @@ impl Listener {
                 Err(error) => return Err(error),
             };
             if self.version.replace(version) != Some(version) {
-                self.pauses = PAUSES;
+                self.since = Instant::now();
                 return Ok(());
             }
         }
