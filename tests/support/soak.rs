@@ -32,6 +32,8 @@ mod line;
 mod many;
 #[path = "neighbours.rs"]
 mod neighbours;
+#[path = "process.rs"]
+mod process;
 #[path = "proxy.rs"]
 #[allow(dead_code, reason = "tests use the rest")]
 mod proxy;
