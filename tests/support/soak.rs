@@ -11,7 +11,8 @@
 //! them take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]` (100000, 120)
 //! keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes faults beside
 //! leases: see `neighbours.rs`. `soak payments [SECONDS]` (1200) has servers charge once for each
-//! key while they are killed and stopped: see `payments.rs`.
+//! key while they are killed and stopped: see `payments.rs`. `soak records [COUNT]` (5000000)
+//! measures operations on a table with so many records: see `records.rs`.
 //!
 //! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is
 //! printed, and what the server saw of it; it is a failure when an error surfaced or two held one
@@ -42,6 +43,8 @@ mod process;
 #[path = "proxy.rs"]
 #[allow(dead_code, reason = "tests use the rest")]
 mod proxy;
+#[path = "records.rs"]
+mod records;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -102,6 +105,8 @@ async fn main() {
         ["neighbours", runs] => Soak::Neighbours(number(runs)),
         ["payments"] => Soak::Payments(1200),
         ["payments", seconds] => Soak::Payments(number(seconds)),
+        ["records"] => Soak::Records(5_000_000),
+        ["records", count] => Soak::Records(number(count)),
         [] => Soak::Storms(60),
         [seconds] => Soak::Storms(number(seconds)),
         _ => usage(),
@@ -122,6 +127,7 @@ async fn main() {
             }
             Soak::Neighbours(runs) => neighbours::soak(&place, runs).await,
             Soak::Payments(seconds) => payments::soak(&place, Duration::from_secs(seconds)).await,
+            Soak::Records(count) => records::soak(&place, usize::try_from(count).unwrap_or(usize::MAX)).await,
         }
     };
     let clean = tokio::select! {
@@ -139,6 +145,7 @@ enum Soak {
     Held(u64, u64),
     Neighbours(u64),
     Payments(u64),
+    Records(u64),
 }
 
 fn number<N: FromStr>(text: &str) -> N {
@@ -148,7 +155,7 @@ fn number<N: FromStr>(text: &str) -> N {
 fn usage() -> ! {
     eprintln!(
         "usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT] | soak held [COUNT] [SECONDS] \
-         | soak neighbours [RUNS] | soak payments [SECONDS]"
+         | soak neighbours [RUNS] | soak payments [SECONDS] | soak records [COUNT]"
     );
     exit(2)
 }
