@@ -35,7 +35,7 @@ const SERVERS: usize = 4;
 /// The longest pause between two faults.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// For how long the disk of a server is full.
+/// The time for which the disk of a server is full.
 const FULL: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
@@ -44,7 +44,7 @@ struct Faults {
     stops: usize,
     full_disks: usize,
     cuts: Vec<CutWatch>,
-    /// What went wrong without a fault.
+    /// The violations that no fault explains.
     violations: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     let clients = Arc::new(Clients::new(servers.iter().map(|server| server.proxy.port()).collect(), time));
     let sending = tokio::spawn(Arc::clone(&clients).send_orders());
 
-    let mut faults = rage(place, &mut servers, time).await;
+    let mut faults = make_faults(place, &mut servers, time).await;
     sending.await.expect("no panic");
     let cuts = faults.cuts.iter().filter(|cut| cut.has_happened()).count();
     for server in servers.iter_mut() {
@@ -87,20 +87,22 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     books.violations.is_empty() && books.done > 0
 }
 
-/// Makes faults for so long. In the end all servers run.
-async fn rage(place: &Place, servers: &mut [Server], time: Duration) -> Faults {
+/// Makes faults for so long: cuts a reply to a client, and does something to a server. In the end
+/// all servers run.
+async fn make_faults(place: &Place, servers: &mut [Server], time: Duration) -> Faults {
     let is_sqlite = matches!(place.database, Database::Sqlite(_));
     let mut faults = Faults::default();
     let mut stopped = JoinSet::new();
     let start = Instant::now();
     while start.elapsed() < time {
         sleep(Duration::from_micros(random(PAUSE.as_micros() as usize) as u64)).await;
+        faults.cuts.push(servers[random(SERVERS)].proxy.cut_next_reply());
         let i = random(SERVERS);
         if let Some(violation) = servers[i].unexpected_end() {
             faults.violations.push(violation);
             servers[i].restart(false);
         }
-        match random(if is_sqlite { 5 } else { 6 }) {
+        match random(if is_sqlite { 4 } else { 5 }) {
             0 | 1 => {
                 servers[i].restart(false);
                 faults.kills += 1;
@@ -115,8 +117,7 @@ async fn rage(place: &Place, servers: &mut [Server], time: Duration) -> Faults {
                     let _ = kill_process(pid, Signal::CONT);
                 });
             }
-            3 => faults.cuts.push(servers[i].proxy.cut_next_reply()),
-            4 if is_sqlite => {
+            3 if is_sqlite => {
                 servers[i].restart(true);
                 faults.full_disks += 1;
                 sleep(FULL).await;
@@ -125,7 +126,7 @@ async fn rage(place: &Place, servers: &mut [Server], time: Duration) -> Faults {
             }
             which => {
                 let database = &servers[i].database.as_ref().expect("a server has a proxy").0;
-                let text = if which == 4 { "" } else { "COMMIT" };
+                let text = if which == 3 { "" } else { "COMMIT" };
                 faults.cuts.push(database.cut_reply_to(text));
             }
         }

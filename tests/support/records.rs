@@ -62,7 +62,7 @@ impl Operation {
     }
 }
 
-/// What an operation costs.
+/// The cost of an operation.
 struct Cost {
     p50: Duration,
     p99: Duration,

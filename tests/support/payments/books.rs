@@ -23,7 +23,7 @@ pub(super) const LEDGER: &str = "CREATE TABLE storm_ledger (mode VARCHAR(20) NOT
 /// Within this time every record must have ended.
 const SETTLED: Duration = Duration::from_secs(60);
 
-/// Of the orders whose clients were all answered, so many are sent once more.
+/// About so many of the orders that are done are sent once more.
 const SAMPLE: usize = 500;
 
 #[derive(Default)]

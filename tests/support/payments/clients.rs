@@ -21,19 +21,19 @@ const EVERY: Duration = Duration::from_millis(20);
 /// The most orders that are sent at the same time. More would only wait.
 const AT_ONCE: usize = 1000;
 
-/// How long a client waits for one answer.
+/// The longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long a client sends an order until it gives up.
+/// The time after which a client gives up.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How often a client is told that the outcome is unknown until it gives up.
+/// The number of answers with an unknown outcome after which a client gives up.
 const UNKNOWN: usize = 3;
 
 /// The number of equal parts of the time whose requests are counted.
 const PARTS: usize = 5;
 
-/// What the clients of an order have heard.
+/// The answers to the clients of an order.
 #[derive(Clone, Default)]
 pub(super) struct Heard {
     pub(super) receipts: BTreeSet<String>,
@@ -41,7 +41,7 @@ pub(super) struct Heard {
 }
 
 pub(super) struct Clients {
-    /// Where the servers are.
+    /// The ports of the servers.
     ports: Vec<u16>,
     start: Instant,
     time: Duration,
@@ -151,7 +151,7 @@ impl Clients {
         *self.answers.lock().expect("no panic").entry(status).or_default() += 1;
     }
 
-    /// All orders that were sent, and what their clients have heard.
+    /// All orders that were sent, with the answers to their clients.
     pub(super) fn heard(&self) -> BTreeMap<Order, Heard> {
         self.heard.lock().expect("no panic").clone()
     }

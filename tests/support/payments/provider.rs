@@ -1,5 +1,5 @@
 //! The payment provider: a process with a ledger of its own. It charges once for each of its keys,
-//! and does not always say so.
+//! and does not always confirm the charge.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -25,7 +25,7 @@ use crate::random;
 /// The TTL of an attempt: short, so that many run out.
 pub(super) const TTL: Duration = Duration::from_secs(2);
 
-/// How long a server waits for the provider.
+/// The longest wait of a server for the provider.
 pub(super) const PATIENCE: Duration = Duration::from_millis(700);
 
 /// The principal of all keys.
@@ -45,7 +45,7 @@ pub(super) fn entry(mode: Mode, order: &str, receipt: &str) -> String {
     format!("INSERT INTO storm_ledger (mode, order_name, receipt) VALUES ('{}', '{order}', '{receipt}')", mode.name())
 }
 
-/// What the handlers need.
+/// The state of the handlers.
 #[derive(Clone)]
 pub(super) struct Shop {
     pool: AnyPool,

@@ -84,7 +84,11 @@ pub(super) fn statements(database: &Database, id: &str) -> Vec<Statement> {
         "refuse",
         format!("{refuse} AND state = 'done' AND permanent = 1 AND expires_at <= {now}"),
     );
-    let delete = format!("DELETE FROM sqlock_idem {in_ids} AND permanent = 0 AND {EXPIRED} {now}");
+    let free = match database {
+        Database::Postgres(_) => format!("AND id IN (SELECT id FROM sqlock_idem {in_ids}{lock}) "),
+        _ => String::new(),
+    };
+    let delete = format!("DELETE FROM sqlock_idem {in_ids} {free}AND permanent = 0 AND {EXPIRED} {now}");
     add(Operation::PurgeBatch, "delete", delete);
     add(Operation::PurgeBatch, "delete steps", format!("DELETE FROM sqlock_idem_step {in_ids} AND {ORPHANED}"));
     let orphaned = format!("SELECT DISTINCT id FROM sqlock_idem_step WHERE {ORPHANED} LIMIT {BATCH}");
