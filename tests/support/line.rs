@@ -5,18 +5,19 @@
 //! free, and no row is left in the end.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Signal, kill_process, set_parent_process_death_signal};
 use sqlock::{Error, Lease, Locks};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::history::{Event, History, Op, Outcome, Recorder, Residue, Rules, Violation, boot_ns, read_dir};
+use super::process::Process;
 use super::{Database, Place, random};
 
 const PROCESSES: usize = 6;
@@ -46,7 +47,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     let locks = place.database.locks().build();
     locks.migrate().await.expect("migrate");
     let record = tempfile::tempdir().expect("a temporary directory");
-    let mut processes: Vec<Process> = (0..PROCESSES).map(|_| Process::start(&place.url, record.path())).collect();
+    let mut processes: Vec<Process> = (0..PROCESSES).map(|_| start_stander(&place.url, record.path())).collect();
     let (mut kills, mut pauses) = (0, 0);
     let mut asleep = Vec::new();
     let start = Instant::now();
@@ -56,7 +57,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
         if random(5) < 2 {
             processes[i].kill();
             kills += 1;
-            processes[i] = Process::start(&place.url, record.path());
+            processes[i] = start_stander(&place.url, record.path());
         } else {
             processes[i].signal(Signal::STOP);
             pauses += 1;
@@ -112,37 +113,11 @@ fn name(i: usize) -> String {
     format!("line/{i}")
 }
 
-struct Process {
-    child: Child,
+fn start_stander(url: &str, record: &Path) -> Process {
+    Process::start([OsStr::new("stand"), OsStr::new(url), record.as_os_str()])
 }
 
 impl Process {
-    fn start(url: &str, record: &Path) -> Self {
-        let this = std::env::current_exe().expect("a program knows where it is");
-        let child = Command::new(this)
-            .arg("stand")
-            .arg(url)
-            .arg(record)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process can be started");
-        Self { child }
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("it is ours");
-    }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
     /// Returns the counts of the process, at its end.
     async fn end(mut self, said: &mut BTreeMap<String, u64>) -> bool {
         let patience = Instant::now() + Duration::from_secs(60);
@@ -160,12 +135,6 @@ impl Process {
             *said.entry(what.to_owned()).or_default() += count.parse::<u64>().unwrap_or(1);
         }
         stdout.is_some_and(|read| read.is_ok())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

@@ -219,7 +219,7 @@ impl Database {
 
 impl Place {
     /// A proxy in front of the server, and the URL that leads through it.
-    fn behind_a_proxy(&self) -> (Proxy, String) {
+    pub(super) fn behind_a_proxy(&self) -> (Proxy, String) {
         let (before, path) = self.url.rsplit_once('/').expect("a URL names a database");
         let (address, port) = before.rsplit_once(':').expect("a URL names a port");
         let proxy = Proxy::start(port.parse().expect("a port is a number"));

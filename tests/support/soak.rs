@@ -10,7 +10,9 @@
 //! real processes queue and be killed and stopped: see `line.rs`. `soak many [COUNT]` (10000) has
 //! them take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]` (100000, 120)
 //! keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes faults beside
-//! leases: see `neighbours.rs`.
+//! leases: see `neighbours.rs`. `soak payments [SECONDS]` (1200) has servers charge once for each
+//! key while they are killed and stopped: see `payments.rs`. `soak records [COUNT]` (5000000)
+//! measures operations on a table with so many records: see `records.rs`.
 //!
 //! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is
 //! printed, and what the server saw of it; it is a failure when an error surfaced or two held one
@@ -18,6 +20,8 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
+#[path = "any_pool.rs"]
+mod any_pool;
 #[path = "critical_section.rs"]
 mod critical_section;
 #[path = "gather.rs"]
@@ -32,14 +36,21 @@ mod line;
 mod many;
 #[path = "neighbours.rs"]
 mod neighbours;
+#[path = "payments.rs"]
+mod payments;
+#[path = "process.rs"]
+mod process;
 #[path = "proxy.rs"]
 #[allow(dead_code, reason = "tests use the rest")]
 mod proxy;
+#[path = "records.rs"]
+mod records;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::process::exit;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -72,11 +83,17 @@ const TTL: Duration = Duration::from_secs(300);
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let number = |text: &str| text.parse().unwrap_or_else(|_| usage());
     let what = match &arguments[..] {
         ["stand", url, record] => return line::stand(url, Path::new(record)).await,
         ["gather", url, how, count, dir] => return many::gather(url, how, count, Path::new(dir)).await,
         ["wait", url, name] => return neighbours::wait(url, name).await,
+        ["pay", url, port, provider] => {
+            return payments::server::serve(url, number(port), number(provider), false).await;
+        }
+        ["pay", url, port, provider, "full"] => {
+            return payments::server::serve(url, number(port), number(provider), true).await;
+        }
+        ["provider"] => return payments::provider::provide().await,
         ["line"] => Soak::Line(600),
         ["line", seconds] => Soak::Line(number(seconds)),
         ["many"] => Soak::Many(10_000),
@@ -86,6 +103,10 @@ async fn main() {
         ["held", count, seconds] => Soak::Held(number(count), number(seconds)),
         ["neighbours"] => Soak::Neighbours(20),
         ["neighbours", runs] => Soak::Neighbours(number(runs)),
+        ["payments"] => Soak::Payments(1200),
+        ["payments", seconds] => Soak::Payments(number(seconds)),
+        ["records"] => Soak::Records(5_000_000),
+        ["records", count] => Soak::Records(number(count)),
         [] => Soak::Storms(60),
         [seconds] => Soak::Storms(number(seconds)),
         _ => usage(),
@@ -105,6 +126,8 @@ async fn main() {
                 held::soak(&place, count, Duration::from_secs(seconds)).await
             }
             Soak::Neighbours(runs) => neighbours::soak(&place, runs).await,
+            Soak::Payments(seconds) => payments::soak(&place, Duration::from_secs(seconds)).await,
+            Soak::Records(count) => records::soak(&place, usize::try_from(count).unwrap_or(usize::MAX)).await,
         }
     };
     let clean = tokio::select! {
@@ -121,12 +144,18 @@ enum Soak {
     Many(u64),
     Held(u64, u64),
     Neighbours(u64),
+    Payments(u64),
+    Records(u64),
+}
+
+fn number<N: FromStr>(text: &str) -> N {
+    text.parse().unwrap_or_else(|_| usage())
 }
 
 fn usage() -> ! {
     eprintln!(
         "usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT] | soak held [COUNT] [SECONDS] \
-         | soak neighbours [RUNS]"
+         | soak neighbours [RUNS] | soak payments [SECONDS] | soak records [COUNT]"
     );
     exit(2)
 }
