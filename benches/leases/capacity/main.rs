@@ -77,14 +77,17 @@ fn report(text: &str) -> Result<String, String> {
     use std::fmt::Write;
 
     let run = Run::parse(text)?;
-    let mut report = String::new();
+    if run.list("databases").next().is_none() {
+        return Err("no database was measured".into());
+    }
+    let mut report = format!("{}\n\n", run.origin());
     for database in run.list("databases") {
         let constants = run.constants(database)?;
         let title = database["title"].as_str().unwrap_or_default();
         let compared = compare(&run, title, &constants);
         let _ = writeln!(report, "{title}\n\n{constants}\n{compared}\n{}", growth(&constants));
     }
-    if report.is_empty() { Err("no database was measured".into()) } else { Ok(report) }
+    Ok(report)
 }
 
 /// Lists the rows of the run for which the model has a prediction.
@@ -108,7 +111,7 @@ fn compare(run: &Run, database: &str, constants: &Constants) -> String {
 /// Lists the predictions for growing numbers of clients and names.
 fn growth(constants: &Constants) -> String {
     let mut table = format!(
-        "{:>7} {:>11} {:>10} {:>12} {:>11} {:>9}  the scarcest\n",
+        "{:>7} {:>11} {:>10} {:>12} {:>11} {:>9}  scarcest resource\n",
         "clients", "names held", "cycles/s", "hand-overs/s", "heartbeats", "tables"
     );
     for clients in CLIENTS {
@@ -157,6 +160,7 @@ mod tests {
     #[test]
     fn report_has_measured_and_predicted_side_by_side() {
         let report = report(SAMPLE).expect("a report");
+        assert!(report.starts_with("SAMPLE, NOT MEASURED: a made-up processor, 2 cores, none; 2000-01-01T00:00:00Z"));
         let line = report.lines().find(|line| line.starts_with("B 1 tasks, cycles/s")).expect("a line");
         // 2 × (20 + 30 + 10) µs, next to 8000 cycles a second.
         assert_eq!(line.split_whitespace().collect::<Vec<_>>()[4..], ["8000", "8333", "4.2", "%"]);

@@ -19,6 +19,16 @@ impl Run {
         self.0[key].as_array().into_iter().flatten()
     }
 
+    /// Describes the machine and the build of the run.
+    pub(crate) fn origin(&self) -> String {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), Into::into);
+        let [cpu, cores, kernel] = ["cpu", "cores", "kernel"].map(|key| text(&self.0["machine"][key]));
+        let [date, version, commit, build, pace] =
+            ["date", "version", "commit", "build", "pace"].map(|key| text(&self.0[key]));
+        let sample = if self.0["sample"] == true { "SAMPLE, NOT MEASURED: " } else { "" };
+        format!("{sample}{cpu}, {cores} cores, {kernel}; {date}, sqlock {version}, {commit}, {build} build, {pace} run")
+    }
+
     /// Reads a member of the row whose description begins so.
     pub(crate) fn number(&self, database: &str, row: &Row, member: &str) -> Result<f64, String> {
         let Row { metric, what, contender } = row;
