@@ -36,7 +36,9 @@ impl ServerLock {
                 guard.release_now().await.expect("release");
             }
             Self::MySql(conn) => {
-                for sql in ["SELECT GET_LOCK('cycle', 1)", "SELECT RELEASE_LOCK('cycle')"] {
+                let lock = "SELECT CAST(GET_LOCK('cycle', 1) AS SIGNED)";
+                let release = "SELECT CAST(RELEASE_LOCK('cycle') AS SIGNED)";
+                for sql in [lock, release] {
                     let done: Option<i64> = sqlx::query_scalar(sql).fetch_one(&mut *conn).await.expect("a lock");
                     assert_eq!(done, Some(1), "{sql}");
                 }
