@@ -1,4 +1,5 @@
-//! A. Uncontended acquire and release by one task.
+//! A. Uncontended acquire and release by one task; beside it the lock that the server has itself,
+//! and a statement that does nothing.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +7,7 @@ use sqlock::Locks;
 
 use crate::floor::Bare;
 use crate::measure::{Aim, Line, Pace, median, percentile};
+use crate::peer::ServerLock;
 use crate::place::{Kind, Place};
 
 /// Contender and floor take turns after so many cycles, so that they meet the same noise.
@@ -13,31 +15,31 @@ const TURN: usize = 25;
 
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let locks = place.locks();
-    let mut bare = place.bare().await;
+    let peer = ServerLock::on(place.bare().await);
+    let peer_name = peer.as_ref().map(ServerLock::name);
+    let mut parties = Parties { locks, bare: place.bare().await, peer };
     let (rounds, turn) = (pace.rounds, pace.turn);
     // In a task, as an application would: the main thread is none of the runtime's workers.
-    let sides = tokio::spawn(async move {
-        let mut sides = (Vec::new(), Vec::new());
-        take_turns(&locks, &mut bare, Duration::from_millis(200)).await;
+    let measured = tokio::spawn(async move {
+        parties.take_turns(Duration::from_millis(200)).await;
+        let mut measured = Vec::new();
         for _ in 0..rounds {
-            let (ours, floor) = take_turns(&locks, &mut bare, turn * 2).await;
-            sides.0.push(ours);
-            sides.1.push(floor);
+            measured.push(parties.take_turns(turn * 2).await);
         }
-        locks.shutdown().await.expect("shutdown");
-        bare.close().await;
-        sides
+        parties.locks.shutdown().await.expect("shutdown");
+        parties.bare.close().await;
+        measured
     });
-    let (ours, floor) = sides.await.expect("no panic");
+    let rounds = measured.await.expect("no panic");
 
     let p50_aim = match place.kind() {
         Kind::SqliteFull | Kind::SqliteNormal => Aim::AtMost(1.05),
         Kind::Postgres | Kind::MySql => Aim::AtMost(1.2),
     };
     let line = |what: &str, of: fn(&Cycle) -> Duration, percent, aim| {
-        let of_round = |round: &Vec<Cycle>| percentile(&times(round, of), percent);
-        let ours: Vec<f64> = ours.iter().map(of_round).collect();
-        let floor: Vec<f64> = floor.iter().map(of_round).collect();
+        let of_round = |cycles: &[Cycle]| percentile(&micros(cycles.iter().map(of)), percent);
+        let ours: Vec<f64> = rounds.iter().map(|round| of_round(&round.ours)).collect();
+        let floor: Vec<f64> = rounds.iter().map(|round| of_round(&round.floor)).collect();
         Line {
             database: place.title.clone(),
             metric: 'A',
@@ -47,16 +49,45 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
             aim,
-            note: String::new(),
+            ..Line::default()
         }
     };
-    vec![
+    let beside = |what: &str, peer, percent, of: fn(&Round) -> &Vec<Duration>| {
+        let theirs: Vec<f64> =
+            rounds.iter().map(|round| percentile(&micros(of(round).iter().copied()), percent)).collect();
+        Line {
+            database: place.title.clone(),
+            metric: 'A',
+            what: what.into(),
+            peer: Some(peer),
+            unit: "µs",
+            ours: median(&theirs),
+            ..Line::default()
+        }
+    };
+    let mut lines = vec![
         line("acquire + release, p50", |c| c.acquire + c.release, 50, Some(p50_aim)),
         line("acquire + release, p99", |c| c.acquire + c.release, 99, None),
         line("acquire, p50", |c| c.acquire, 50, None),
         line("acquire, p99", |c| c.acquire, 99, None),
         line("release, p50", |c| c.release, 50, None),
-    ]
+        beside("a statement, p50", "SELECT 1", 50, |round| &round.pings),
+    ];
+    if let Some(peer) = peer_name {
+        for percent in [50, 99] {
+            lines.push(beside(&format!("acquire + release, p{percent}"), peer, percent, |round| &round.peer));
+        }
+    }
+    lines
+}
+
+/// What one round has measured.
+#[derive(Default)]
+struct Round {
+    ours: Vec<Cycle>,
+    floor: Vec<Cycle>,
+    peer: Vec<Duration>,
+    pings: Vec<Duration>,
 }
 
 struct Cycle {
@@ -64,28 +95,49 @@ struct Cycle {
     release: Duration,
 }
 
-fn times(cycles: &[Cycle], of: fn(&Cycle) -> Duration) -> Vec<f64> {
-    cycles.iter().map(|cycle| of(cycle).as_secs_f64() * 1e6).collect()
+fn micros(times: impl Iterator<Item = Duration>) -> Vec<f64> {
+    times.map(|time| time.as_secs_f64() * 1e6).collect()
 }
 
-async fn take_turns(locks: &Locks, bare: &mut Bare, time: Duration) -> (Vec<Cycle>, Vec<Cycle>) {
-    let start = Instant::now();
-    let (mut ours, mut floor) = (Vec::new(), Vec::new());
-    while start.elapsed() < time {
-        for _ in 0..TURN {
-            let start = Instant::now();
-            let lease = locks.lease("cycle").acquire().await.expect("acquire");
-            let acquired = Instant::now();
-            lease.release().await.expect("release");
-            ours.push(Cycle { acquire: acquired - start, release: acquired.elapsed() });
+struct Parties {
+    locks: Locks,
+    bare: Bare,
+    peer: Option<ServerLock>,
+}
+
+impl Parties {
+    async fn take_turns(&mut self, time: Duration) -> Round {
+        let Self { locks, bare, peer } = self;
+        let start = Instant::now();
+        let mut round = Round::default();
+        while start.elapsed() < time {
+            for _ in 0..TURN {
+                let start = Instant::now();
+                let lease = locks.lease("cycle").acquire().await.expect("acquire");
+                let acquired = Instant::now();
+                lease.release().await.expect("release");
+                round.ours.push(Cycle { acquire: acquired - start, release: acquired.elapsed() });
+            }
+            for _ in 0..TURN {
+                let start = Instant::now();
+                let held = bare.acquire("cycle", "0123456789abcdef0123456789abcdef").await;
+                let acquired = Instant::now();
+                bare.release(&held).await;
+                round.floor.push(Cycle { acquire: acquired - start, release: acquired.elapsed() });
+            }
+            for _ in 0..TURN {
+                let start = Instant::now();
+                bare.ping().await;
+                round.pings.push(start.elapsed());
+            }
+            if let Some(peer) = peer {
+                for _ in 0..TURN {
+                    let start = Instant::now();
+                    peer.acquire_and_release().await;
+                    round.peer.push(start.elapsed());
+                }
+            }
         }
-        for _ in 0..TURN {
-            let start = Instant::now();
-            let held = bare.acquire("cycle", "0123456789abcdef0123456789abcdef").await;
-            let acquired = Instant::now();
-            bare.release(&held).await;
-            floor.push(Cycle { acquire: acquired - start, release: acquired.elapsed() });
-        }
+        round
     }
-    (ours, floor)
 }

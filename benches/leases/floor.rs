@@ -303,6 +303,21 @@ impl Bare {
         }
     }
 
+    /// How many connections the server allows. `None`: a file, which has no limit of its own.
+    pub(crate) async fn max_connections(&mut self) -> Option<i64> {
+        match self {
+            Self::Postgres(conn) => {
+                let sql = "SELECT current_setting('max_connections')::bigint";
+                Some(sqlx::query_scalar(sql).fetch_one(conn).await.expect("the setting"))
+            }
+            Self::MySql(conn) => {
+                let sql = "SELECT CAST(@@max_connections AS SIGNED)";
+                Some(sqlx::query_scalar(sql).fetch_one(conn).await.expect("the setting"))
+            }
+            Self::Sqlite(_) => None,
+        }
+    }
+
     /// How many statements the server has carried out so far, for whomever: on PostgreSQL those
     /// that wrote. `None` where nobody counts.
     pub(crate) async fn statements(&mut self) -> Option<i64> {

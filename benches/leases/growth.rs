@@ -45,6 +45,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
         ratios: vec![ours / floor],
         aim,
         note,
+        ..Line::default()
     };
     vec![
         line("1000 cycles: at the end, start", "ms", last, first, None, format!("{done} cycles on one name")),

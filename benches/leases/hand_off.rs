@@ -38,6 +38,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
                 median(&fairness),
                 statements.map_or(String::new(), |n| format!(", {n:.2} statements each")),
             ),
+            ..Line::default()
         });
     }
     locks.shutdown().await.expect("shutdown");

@@ -19,8 +19,10 @@ mod cycle;
 mod floor;
 mod growth;
 mod hand_off;
+mod machine;
 mod measure;
 mod once;
+mod peer;
 mod place;
 mod processes;
 mod quorum;
@@ -31,15 +33,17 @@ mod worker;
 
 use std::time::Instant;
 
+use serde_json::{Value, json};
+
 use measure::{Line, Pace};
 use place::Place;
 
 const USAGE: &str = "leases [--only A,B,…,K] [--quick] [--json [FILE]]
 
-A  uncontended acquire and release, one task
+A  uncontended acquire and release, one task; next to it the server's own lock, and SELECT 1
 B  throughput on distinct names: 1, 64, 1024 tasks
 C  hand-off of one name inside a process: 8, 64, 128 tasks
-D  renewal of 10 000 held leases
+D  renewal of 10 000 held leases; a heartbeat with 1, 100, 10 000; the size of a name
 E  200 000 cycles on one name: time and table size at start and end
 F  hand-off between two processes: from the release until the other holds the name
 G  hand-off between processes: 2, 8, 16 that want one name
@@ -59,10 +63,11 @@ async fn main() {
         eprintln!("{problem}\n\n{USAGE}");
         std::process::exit(2)
     });
-    let mut lines = Vec::new();
+    let mut run = request.describe();
     let mut interrupted = false;
     for place in Place::all(std::env::var("DATABASE_URL").ok()).await {
         let start = Instant::now();
+        let database = place.describe().await;
         let measured = tokio::select! {
             lines = request.measure(&place) => Some(lines),
             _ = tokio::signal::ctrl_c() => None,
@@ -72,17 +77,22 @@ async fn main() {
             interrupted = true;
             break;
         };
-        lines.extend(measured);
+        add(&mut run["rows"], measured.iter().map(Line::json));
+        add(&mut run["databases"], [database]);
         eprintln!("{}: {:.0} s", place.title, start.elapsed().as_secs_f64());
     }
     match &request.json {
         Json::No => {}
-        Json::Print => println!("{:#}", measure::json(&lines)),
-        Json::Write(file) => std::fs::write(file, format!("{:#}\n", measure::json(&lines))).expect("the JSON file"),
+        Json::Print => println!("{run:#}"),
+        Json::Write(file) => std::fs::write(file, format!("{run:#}\n")).expect("the JSON file"),
     }
     if interrupted {
         std::process::exit(130);
     }
+}
+
+fn add(list: &mut Value, values: impl IntoIterator<Item = Value>) {
+    list.as_array_mut().expect("a list").extend(values);
 }
 
 /// What the command line asks for.
@@ -123,6 +133,20 @@ impl Request {
             }
         }
         Ok(request)
+    }
+
+    /// The run as JSON, without databases and rows.
+    fn describe(&self) -> Value {
+        json!({
+            "date": machine::now(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "commit": machine::commit(),
+            "build": if cfg!(debug_assertions) { "debug" } else { "release" },
+            "pace": self.pace.name,
+            "machine": machine::machine(),
+            "databases": [],
+            "rows": [],
+        })
     }
 
     /// Measures what was asked for, and prints each line as soon as it is known.

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 /// How long to measure.
 pub(crate) struct Pace {
+    pub(crate) name: &'static str,
     pub(crate) rounds: usize,
     /// The time of one side in one round.
     pub(crate) turn: Duration,
@@ -16,17 +17,30 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub(crate) const FULL: Self =
-        Self { rounds: 7, turn: Duration::from_millis(400), cycles: 200_000, at_most: Duration::from_secs(80) };
-    pub(crate) const QUICK: Self =
-        Self { rounds: 3, turn: Duration::from_millis(200), cycles: 20_000, at_most: Duration::from_secs(20) };
+    pub(crate) const FULL: Self = Self {
+        name: "full",
+        rounds: 7,
+        turn: Duration::from_millis(400),
+        cycles: 200_000,
+        at_most: Duration::from_secs(80),
+    };
+    pub(crate) const QUICK: Self = Self {
+        name: "quick",
+        rounds: 3,
+        turn: Duration::from_millis(200),
+        cycles: 20_000,
+        at_most: Duration::from_secs(20),
+    };
 }
 
 /// One line of the table.
+#[derive(Default)]
 pub(crate) struct Line {
     pub(crate) database: String,
     pub(crate) metric: char,
     pub(crate) what: String,
+    /// The peer that is measured; otherwise sqlock.
+    pub(crate) peer: Option<&'static str>,
     pub(crate) unit: &'static str,
     pub(crate) ours: f64,
     pub(crate) floor: Option<f64>,
@@ -74,7 +88,7 @@ impl Line {
         self.ratios.iter().fold((f64::INFINITY, 0.0), |(low, high), r| (r.min(low), r.max(high)))
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let (low, high) = self.spread();
         let aim = self.aim.map(|aim| match aim {
             Aim::AtMost(most) => json!({ "at_most": most }),
@@ -84,8 +98,9 @@ impl Line {
             "database": self.database,
             "metric": self.metric.to_string(),
             "what": self.what,
+            "contender": self.peer.unwrap_or("sqlock"),
             "unit": self.unit,
-            "sqlock": self.ours,
+            "value": self.ours,
             "floor": self.floor,
             "ratio": self.ratio(),
             "ratio_low": self.ratio().map(|_| low),
@@ -98,14 +113,11 @@ impl Line {
     }
 }
 
-pub(crate) fn json(lines: &[Line]) -> Value {
-    Value::from_iter(lines.iter().map(Line::json))
-}
-
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let floor = self.floor.map_or("–".into(), number);
-        write!(f, "{} {:<32} {:>11} {floor:>10}  {:<10}", self.metric, self.what, number(self.ours), self.unit)?;
+        let what = self.peer.map_or_else(|| self.what.clone(), |peer| format!("{peer}: {}", self.what));
+        write!(f, "{} {what:<32} {:>11} {floor:>10}  {:<10}", self.metric, number(self.ours), self.unit)?;
         if let Some(ratio) = self.ratio() {
             let (low, high) = self.spread();
             write!(f, " {ratio:>6.3} ({low:.3} … {high:.3})")?;

@@ -40,8 +40,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             ours: median(&ours),
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
-            aim: None,
-            note: String::new(),
+            ..Line::default()
         }
     };
     vec![

@@ -131,6 +131,14 @@ impl Place {
         self.options.clone().pool()
     }
 
+    /// The description of this place in a run.
+    pub(crate) async fn describe(&self) -> Value {
+        let mut bare = self.bare().await;
+        let max_connections = bare.max_connections().await;
+        bare.close().await;
+        json!({ "title": self.title, "max_connections": max_connections })
+    }
+
     /// Where another process finds this place.
     pub(crate) fn address(&self) -> Value {
         match &self.options {

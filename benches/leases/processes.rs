@@ -55,6 +55,7 @@ pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
                 ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
                 aim,
                 note: format!("{count} hand-offs"),
+                ..Line::default()
             });
         }
     }
@@ -93,8 +94,8 @@ pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
             ours: median(&ours),
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
-            aim: None,
             note: format!("fairness {:.2}", median(&fairness)),
+            ..Line::default()
         });
     }
     lines
@@ -117,10 +118,8 @@ pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
             what: format!("{processes} processes of {tasks}"),
             unit: "statements",
             ours: each,
-            floor: None,
-            ratios: Vec::new(),
-            aim: None,
             note: format!("{turns} hand-offs"),
+            ..Line::default()
         });
     }
     lines

@@ -74,8 +74,8 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             ours: median(&ours),
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
-            aim: None,
             note: format!("PostgreSQL {:.0}, MySQL {:.0}, MariaDB {:.0}", each(0), each(1), each(2)),
+            ..Line::default()
         }
     };
     vec![line(50), line(95)]

@@ -41,7 +41,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
             aim,
-            note: String::new(),
+            ..Line::default()
         }
     };
     let aim = Some(Aim::AtMost(1.1));

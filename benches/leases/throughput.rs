@@ -37,7 +37,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             floor: Some(median(&theirs)),
             ratios: ours.iter().zip(&theirs).map(|(ours, floor)| ours / floor).collect(),
             aim: aim(place.kind(), tasks),
-            note: String::new(),
+            ..Line::default()
         });
     }
     locks.shutdown().await.expect("shutdown");

@@ -1,0 +1,209 @@
+//! The formulas of the capacity model: pure functions of the constants of a database.
+
+use std::fmt;
+
+/// The heartbeats of a client in a second, with TTLs of 3 s or longer.
+const HEARTBEATS: f64 = 1.0;
+
+/// The constants of one database. Times are in microseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Constants {
+    /// The round trip of a statement that reads and writes nothing.
+    pub(crate) round_trip: f64,
+    /// The part of a write and of the flush of its commit, on top of that.
+    pub(crate) commit: f64,
+    /// The client's own part, between the call and the statement.
+    pub(crate) client: f64,
+    /// The server's time for a statement that writes one row, when it is busy.
+    pub(crate) statement: f64,
+    /// The server's time for each further operation in the same statement.
+    pub(crate) operation: f64,
+    /// The server's time that each further lease adds to a heartbeat.
+    pub(crate) heartbeat_lease: f64,
+    /// The round trip of a heartbeat with one lease.
+    pub(crate) heartbeat: f64,
+    /// Between two holders in different processes.
+    pub(crate) hand_over: f64,
+    /// Between two tasks of a process.
+    pub(crate) local_hand_over: f64,
+    /// The statements of a hand-over between processes, where the server counts them.
+    pub(crate) hand_over_statements: Option<f64>,
+    /// The bytes of a name in the tables and their indexes.
+    pub(crate) name_bytes: f64,
+    pub(crate) limits: Limits,
+}
+
+/// Settings of the database, the machine and the client, which no row measures.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Limits {
+    /// The connections of a client that carry operations; a file has one writer.
+    pub(crate) workers: f64,
+    /// The connections of a client, with that of its heartbeat.
+    pub(crate) connections: f64,
+    /// The operations in a statement, at most.
+    pub(crate) batch: f64,
+    /// The connections that the server allows. `None`: it is a file.
+    pub(crate) max_connections: Option<f64>,
+    pub(crate) memory_bytes: f64,
+}
+
+impl Constants {
+    /// Computes the time of a statement with so many operations on an idle server.
+    fn latency(&self, batch: f64) -> f64 {
+        self.round_trip + self.commit + self.client + (batch - 1.0) * self.operation
+    }
+
+    /// Computes the time of a busy server for such a statement.
+    fn service(&self, batch: f64) -> f64 {
+        self.statement + (batch - 1.0) * self.operation
+    }
+
+    /// Predicts the cycles of acquire and release a second, by so many clients with so many tasks
+    /// each, on distinct names.
+    pub(crate) fn cycles(&self, clients: f64, tasks: f64) -> f64 {
+        let Limits { workers, batch, .. } = self.limits;
+        let batch = (tasks / workers).clamp(1.0, batch);
+        let statements = clients * tasks.min(workers) * 1e6 / self.latency(batch);
+        statements.min(1e6 / self.service(batch)) * batch / 2.0
+    }
+
+    /// Predicts the hand-overs between processes a second, of so many names that always have
+    /// waiters. The number of waiters does not change it.
+    pub(crate) fn hand_overs(&self, names: f64) -> f64 {
+        match self.hand_over_statements {
+            Some(statements) => (names * 1e6 / self.hand_over).min(1e6 / (statements * self.statement)),
+            // A file has one writer, which all names share.
+            None => 1e6 / self.hand_over,
+        }
+    }
+
+    /// Predicts the round trip of a heartbeat of a client with so many leases.
+    pub(crate) fn heartbeat(&self, leases: f64) -> f64 {
+        self.heartbeat + (leases - 1.0) * self.heartbeat_lease
+    }
+
+    /// Predicts the share of heartbeats in the time of the server. Above 1 they do not get through.
+    pub(crate) fn heartbeat_load(&self, clients: f64, leases: f64) -> f64 {
+        clients * HEARTBEATS * (self.statement + (leases - 1.0) * self.heartbeat_lease) / 1e6
+    }
+
+    /// Predicts the size of the tables with so many names.
+    pub(crate) fn table_bytes(&self, names: f64) -> f64 {
+        names * self.name_bytes
+    }
+
+    /// Finds the resource that is used the most, and its use. Above 1 it ends the growth.
+    pub(crate) fn bottleneck(&self, clients: f64, leases: f64) -> (&'static str, f64) {
+        let connections =
+            self.limits.max_connections.map_or(0.0, |allowed| clients * self.limits.connections / allowed);
+        [
+            ("heartbeats", self.heartbeat_load(clients, leases)),
+            ("connections", connections),
+            ("memory", self.table_bytes(clients * leases) / self.limits.memory_bytes),
+        ]
+        .into_iter()
+        .fold(("none", 0.0), |most, next| if next.1 > most.1 { next } else { most })
+    }
+}
+
+impl fmt::Display for Constants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { round_trip, commit, client, statement, operation, .. } = self;
+        writeln!(f, "round trip {round_trip:.1} µs, write and commit {commit:.1} µs, client {client:.1} µs")?;
+        writeln!(f, "busy server: {statement:.1} µs a statement, {operation:.2} µs each further operation in it")?;
+        writeln!(f, "hand-over {:.0} µs, in a process {:.0} µs", self.hand_over, self.local_hand_over)?;
+        writeln!(f, "heartbeat {:.0} µs, each further lease {:.4} µs", self.heartbeat, self.heartbeat_lease)?;
+        writeln!(f, "a name {:.0} bytes", self.name_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn constants() -> Constants {
+        Constants {
+            round_trip: 20.0,
+            commit: 70.0,
+            client: 10.0,
+            statement: 50.0,
+            operation: 2.0,
+            heartbeat_lease: 0.01,
+            heartbeat: 100.0,
+            hand_over: 400.0,
+            local_hand_over: 200.0,
+            hand_over_statements: Some(2.0),
+            name_bytes: 200.0,
+            limits: Limits {
+                workers: 2.0,
+                connections: 3.0,
+                batch: 64.0,
+                max_connections: Some(300.0),
+                memory_bytes: 8e9,
+            },
+        }
+    }
+
+    #[track_caller]
+    fn assert_near(left: f64, right: f64) {
+        assert!((left / right - 1.0).abs() < 1e-9, "{left} is not {right}");
+    }
+
+    #[test]
+    fn cycles_grow_with_clients_up_to_the_server() {
+        // Two statements of 100 µs each.
+        assert_near(constants().cycles(1.0, 1.0), 5_000.0);
+        assert_near(constants().cycles(1.5, 1.0), 7_500.0);
+        // Two statements of 50 µs of the server each.
+        assert_near(constants().cycles(2.0, 1.0), 10_000.0);
+        assert_near(constants().cycles(10_000.0, 1.0), 10_000.0);
+    }
+
+    #[test]
+    fn cycles_grow_with_tasks_up_to_the_batch() {
+        // Both connections are in use, with a statement of one operation each.
+        assert_near(constants().cycles(0.5, 2.0), 5_000.0);
+        // 32 operations in each statement: 50 + 31 × 2 µs of the server.
+        assert_near(constants().cycles(1.0, 64.0), 16.0 * 1e6 / 112.0);
+        // No statement has more than 64: 50 + 63 × 2 µs.
+        assert_near(constants().cycles(1.0, 1024.0), 32.0 * 1e6 / 176.0);
+        assert_near(constants().cycles(1.0, 1e6), constants().cycles(1.0, 128.0));
+    }
+
+    #[test]
+    fn one_writer_sends_one_statement_at_a_time() {
+        let mut file = constants();
+        file.limits.workers = 1.0;
+        // 2 operations in the statement, which takes 102 µs.
+        assert_near(file.cycles(1.0, 2.0), 1e6 / 102.0);
+    }
+
+    #[test]
+    fn hand_overs_grow_with_names_up_to_the_server() {
+        assert_near(constants().hand_overs(1.0), 2_500.0);
+        assert_near(constants().hand_overs(2.0), 5_000.0);
+        // Two statements of 50 µs of the server each.
+        assert_near(constants().hand_overs(1_000.0), 10_000.0);
+        let file = Constants { hand_over_statements: None, ..constants() };
+        assert_near(file.hand_overs(1_000.0), 2_500.0);
+    }
+
+    #[test]
+    fn heartbeats_load_the_server_by_client_and_lease() {
+        assert_near(constants().heartbeat_load(1_000.0, 1.0), 0.05);
+        assert_near(constants().heartbeat_load(1_000.0, 1_001.0), 0.06);
+        assert_near(constants().heartbeat(1.0), 100.0);
+        assert_near(constants().heartbeat(10_001.0), 200.0);
+    }
+
+    #[test]
+    fn bottleneck_is_the_resource_used_most() {
+        assert_eq!(constants().bottleneck(10.0, 1.0).0, "connections");
+        assert_near(constants().bottleneck(200.0, 1.0).1, 2.0);
+        let mut pooled = constants();
+        pooled.limits.max_connections = Some(1e9);
+        assert_eq!(pooled.bottleneck(200.0, 1.0).0, "heartbeats");
+        assert_eq!(pooled.bottleneck(1.0, 1e6).0, "memory");
+        assert_near(pooled.bottleneck(1.0, 4e7).1, 1.0);
+    }
+}

@@ -1,0 +1,60 @@
+//! Peers: the locks that the server has itself, and the cheapest statement there is.
+
+use sqlx::mysql::MySqlConnection;
+use sqlx::postgres::{PgAdvisoryLock, PgConnection};
+
+use crate::floor::Bare;
+
+/// A lock of the server, on a connection of its own. It writes nothing, has no token and ends with
+/// the connection.
+pub(crate) enum ServerLock {
+    Postgres(PgConnection, PgAdvisoryLock),
+    MySql(MySqlConnection),
+}
+
+impl ServerLock {
+    /// The lock of the server of this connection. `None`: SQLite has none.
+    pub(crate) fn on(bare: Bare) -> Option<Self> {
+        match bare {
+            Bare::Postgres(conn) => Some(Self::Postgres(conn, PgAdvisoryLock::new("cycle"))),
+            Bare::MySql(conn) => Some(Self::MySql(conn)),
+            Bare::Sqlite(_) => None,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Postgres(..) => "PgAdvisoryLock",
+            Self::MySql(_) => "GET_LOCK",
+        }
+    }
+
+    pub(crate) async fn acquire_and_release(&mut self) {
+        match self {
+            Self::Postgres(conn, lock) => {
+                let guard = lock.acquire(&mut *conn).await.expect("acquire");
+                guard.release_now().await.expect("release");
+            }
+            Self::MySql(conn) => {
+                let lock = "SELECT CAST(GET_LOCK('cycle', 1) AS SIGNED)";
+                let release = "SELECT CAST(RELEASE_LOCK('cycle') AS SIGNED)";
+                for sql in [lock, release] {
+                    let done: Option<i64> = sqlx::query_scalar(sql).fetch_one(&mut *conn).await.expect("a lock");
+                    assert_eq!(done, Some(1), "{sql}");
+                }
+            }
+        }
+    }
+}
+
+impl Bare {
+    /// A round trip to the server, which reads and writes nothing.
+    pub(crate) async fn ping(&mut self) {
+        let sql = "SELECT 1";
+        match self {
+            Self::Postgres(conn) => drop(sqlx::query(sql).fetch_all(conn).await.expect("a row")),
+            Self::MySql(conn) => drop(sqlx::query(sql).fetch_all(conn).await.expect("a row")),
+            Self::Sqlite(conn) => drop(sqlx::query(sql).fetch_all(conn).await.expect("a row")),
+        }
+    }
+}
