@@ -43,6 +43,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
 //   command/idem/describe - records as text and JSON
 //   holding - ends a holding
+//   holders - the holders on several databases, counted
 //   majority - leases on a majority of databases
 //   acquisition - takes a lease
 //   describe lease - leases as text and JSON, and in one type
@@ -80,6 +81,7 @@ mod duration;
 mod environment;
 mod exit;
 mod global;
+mod holders;
 mod holding;
 mod lease;
 mod majority;
