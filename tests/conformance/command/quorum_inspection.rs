@@ -1,13 +1,145 @@
-//! `sqlock show --quorum`: a name on several databases.
+//! `sqlock doctor --quorum` and `sqlock show --quorum`: several databases checked and shown as one.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::quorum::{LeaseFile, Three, fresh_for_the_command, json};
-use crate::support::command::{ClosedPort, Ended, bare, beside, end};
+use super::quorum::{LeaseFile, Three, fresh_for_the_command, json, make_old};
+use crate::DATABASE;
+use crate::support::command::{ClosedPort, Ended, bare, beside, end, path, run};
+use crate::support::{Database, empty};
 
 const LONG: Duration = Duration::from_secs(600);
+
+// ---- doctor
+
+/// The reports of `doctor --quorum`. The last one is about the databases together.
+struct Reports(Vec<Value>);
+
+impl Reports {
+    /// Runs it on these databases, to this exit code.
+    async fn of(urls: &[&str], code: i32) -> Self {
+        let ended = end(bare(&["-D", &urls.join(","), "doctor", "--quorum", "--json"])).await.expect(code);
+        let Value::Array(reports) = json(&ended) else { panic!("{}", ended.stdout) };
+        assert_eq!(reports.len(), urls.len() + 1, "{}", ended.stdout);
+        for (i, report) in reports[..urls.len()].iter().enumerate() {
+            let name = format!("database {} of {} (", i + 1, urls.len());
+            assert!(report["database"].as_str().is_some_and(|database| database.starts_with(&name)), "{report}");
+        }
+        assert_eq!(reports[urls.len()]["database"], format!("a majority of {} databases", urls.len()));
+        assert_eq!(reports.iter().all(|report| report["ok"] == true), code == 0, "{}", ended.stdout);
+        Self(reports)
+    }
+
+    /// Fails the test unless a check of a report has this status, and a finding with these words.
+    #[track_caller]
+    fn assert(&self, report: usize, name: &str, status: &str, words: &[&str]) -> &Self {
+        let checks = self.0[report]["checks"].as_array().expect("checks");
+        let check = checks.iter().find(|check| check["check"] == name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!(check["status"], status, "{check}");
+        let found = check["found"].as_str().expect("a text");
+        assert!(words.iter().all(|words| found.contains(words)), "{words:?}: {check}");
+        assert!(status == "ok" || check["advice"].is_string(), "no advice: {check}");
+        self
+    }
+}
+
+#[tokio::test]
+async fn doctor_passes_three_healthy_databases() {
+    let (one, two, three) =
+        (fresh_for_the_command().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    let reports = Reports::of(&[&one.url, &two.url, &three.url], 0).await;
+    let found = "3 of 3 databases answer, 3 can vote, and 2 make a majority";
+    reports.assert(3, "majority", "ok", &[found]).assert(3, "servers", "ok", &[]);
+    reports.assert(3, "age", "ok", &["the default TTL, 30s"]).assert(3, "versions", "ok", &["the same version"]);
+    if DATABASE != Database::Sqlite {
+        reports.assert(1, "clocks", "ok", &["database 1 of 3"]);
+    }
+    // The same as text.
+    let urls = format!("{},{},{}", one.url, two.url, three.url);
+    let text = end(bare(&["-D", &urls, "doctor", "--quorum"])).await.expect(0).stdout;
+    let headings: Vec<&str> = text.lines().filter(|line| !line.starts_with(' ') && !line.is_empty()).collect();
+    let [_, _, third, together] = headings[..] else { panic!("{text}") };
+    assert!(third.starts_with("database 3 of 3 (SQLite, the file "), "{third}");
+    assert_eq!(together, "a majority of 3 databases");
+    assert!(text.lines().any(|line| line.split_whitespace().take(2).eq(["ok", "majority"])), "{text}");
+}
+
+#[tokio::test]
+async fn doctor_warns_of_a_minority_out_of_reach() {
+    let (one, two, down) = (fresh_for_the_command().await, LeaseFile::with_tables().await, ClosedPort::reserve());
+    let down = format!("postgres://nobody:secret@127.0.0.1:{}/x", down.number());
+    let reports = Reports::of(&[&down, &one.url, &two.url], 0).await;
+    let found = "2 of 3 databases answer, 2 can vote, and 2 make a majority";
+    reports.assert(3, "majority", "warn", &[found, "database 1 of 3 (PostgreSQL at 127.0.0.1:", "out of reach"]);
+    reports.assert(0, "reachable", "warn", &["no: "]).assert(2, "reachable", "ok", &[]);
+    assert!(reports.0.iter().all(|report| !report.to_string().contains("secret")));
+    if DATABASE != Database::Sqlite {
+        reports.assert(2, "clocks", "ok", &["database 2 of 3"]);
+    }
+}
+
+#[tokio::test]
+async fn doctor_fails_without_a_majority() {
+    let (one, down) = (fresh_for_the_command().await, ClosedPort::reserve());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let missing = path(directory.path(), "sqlock.db");
+    let down = format!("mysql://u@127.0.0.1:{}/x", down.number());
+    let reports = Reports::of(&[&one.url, &down, &format!("sqlite://{missing}?mode=rwc")], 1).await;
+    let found = "1 of 3 databases answer, 1 can vote, and 2 make a majority";
+    reports.assert(3, "majority", "fail", &[found, "database 2 of 3", "database 3 of 3"]);
+    reports.assert(1, "reachable", "fail", &["no: "]).assert(2, "reachable", "fail", &["no such file"]);
+    assert!(!std::fs::exists(&missing).expect("the directory is there"), "nothing is created");
+}
+
+#[tokio::test]
+async fn doctor_counts_no_database_without_tables() {
+    let (lost, two, three) = (empty().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    let reports = Reports::of(&[&lost.url, &two.url, &three.url], 0).await;
+    reports.assert(3, "majority", "warn", &["2 can vote", "database 1 of 3"]);
+    let check = if DATABASE == Database::Sqlite { "reachable" } else { "tables" };
+    reports.assert(0, check, "warn", &["there "]);
+    // It was asked, and not changed.
+    run(&lost, &["--no-migrate", "acquire", "job"]).await.expect(78);
+}
+
+#[tokio::test]
+async fn doctor_refuses_one_server_twice() {
+    let (one, other, third) =
+        (fresh_for_the_command().await, fresh_for_the_command().await, LeaseFile::with_tables().await);
+    // On a server, another database of the same one; of SQLite, the same file.
+    let other = if DATABASE == Database::Sqlite { &one } else { &other };
+    let reports = Reports::of(&[&one.url, &third.url, &other.url], 1).await;
+    reports.assert(3, "servers", "fail", &["database 1 of 3", "database 3 of 3", "on one server"]);
+}
+
+#[tokio::test]
+async fn doctor_names_tables_younger_than_the_ttl() {
+    let (young, two, three) = (empty().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    run(&young, &["migrate"]).await.expect(0);
+    let urls = [&*young.url, &two.url, &three.url];
+    // The longest TTL is that of a lease on any of the databases.
+    let locks = two.locks().await;
+    let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    let reports = Reports::of(&urls, 0).await;
+    reports.assert(3, "age", "warn", &["database 1 of 3", "the longest TTL in use, 10m"]);
+    reports.assert(3, "majority", "warn", &["3 of 3 databases answer, 2 can vote", "database 1 of 3"]);
+    make_old(&young).await;
+    Reports::of(&urls, 0).await.assert(3, "age", "ok", &["10m"]).assert(3, "majority", "ok", &[]);
+    lease.release().await.expect("ours to the end");
+}
+
+#[tokio::test]
+async fn doctor_names_older_tables_than_the_others() {
+    let (one, two, three) =
+        (fresh_for_the_command().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    let forget = "DELETE FROM _sqlock_migrations WHERE version = (SELECT max(version) FROM _sqlock_migrations)";
+    sqlx::query(forget).execute(&two.pool().await).await.expect("the record of the migrations");
+    let reports = Reports::of(&[&one.url, &two.url, &three.url], 0).await;
+    reports.assert(3, "versions", "warn", &["database 2 of 3", "older"]).assert(1, "tables", "warn", &["not applied"]);
+}
+
+// ---- show
 
 fn first_line(ended: &Ended) -> &str {
     ended.stdout.lines().next().unwrap_or_default()
