@@ -76,6 +76,10 @@
 //! are older than the TTL: it may have granted a name that is still held. So a new quorum grants
 //! its first leases a TTL after its tables were created. Two databases on one server are refused.
 //!
+//! `sqlock doctor --quorum -D URL,URL,URL` checks the databases one by one and together: how many
+//! can vote, whether two are on one server, and how their clocks and tables differ. `sqlock ls
+//! --quorum` and `sqlock show --quorum NAME` list the holders on all of them.
+//!
 //! # PostgreSQL
 //!
 //! A standby is synchronous if `synchronous_standby_names` names it. With [`synchronous`], a server

@@ -2,7 +2,8 @@
 //!
 //! Each entry has a sign, its meaning, and the commands to type, which find their database in
 //! `DATABASE_URL` or `-D`. Begin with `sqlock doctor`: it checks the server, its clock, the tables
-//! and the rights, and says what to change.
+//! and the rights, and says what to change. On a quorum, `doctor`, `ls`, `show` and `unlock` take
+//! `--quorum`, and the URLs of all its databases.
 //!
 //! The alerts of `examples/observability/alerts.yml` have the names of the entries.
 //!

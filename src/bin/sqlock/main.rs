@@ -32,17 +32,18 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/doctor/postgres/catalog command/doctor/postgres/pooler command/doctor/postgres/replication - the same
 //   command/doctor/mysql/settings command/doctor/postgres/settings - the settings of a server
 //   command/doctor/definitions - compares the tables with what sqlock needs
-//   command/doctor/clocks command/doctor/hooks command/doctor/transport - clocks, triggers and rules, TLS
+//   command/doctor/clocks command/doctor/hooks command/doctor/quorum command/doctor/transport - clocks, triggers and rules, a quorum, TLS
 //   command/doctor/table - tables, columns, indexes
 //   command/doctor/probe - connections and queries
 //   command/doctor/report - the results of checks
 //   command/acquire command/release command/renew command/unlock command/ls command/show - one lease, or all of them
-//   command/ls/screen command/ls/quorum - the screen of ls --watch, the list of a majority
+//   command/ls/screen command/ls/quorum command/show/quorum - the screen of ls --watch, the lists of a majority
 //   command/ls/view - its lines
 //   command/ls/state - its state
 //   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
 //   command/idem/describe - records as text and JSON
 //   holding - ends a holding
+//   holders - the holders on several databases, counted
 //   majority - leases on a majority of databases
 //   acquisition - takes a lease
 //   describe lease - leases as text and JSON, and in one type
@@ -80,6 +81,7 @@ mod duration;
 mod environment;
 mod exit;
 mod global;
+mod holders;
 mod holding;
 mod lease;
 mod majority;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlock::inspect::LeaseInfo;
 use sqlock::quorum::{Quorum, QuorumLease};
-use sqlock::{Error, FencingToken, Owner};
+use sqlock::{Error, FencingToken, Locks, Owner};
 use tokio::task::JoinSet;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
@@ -14,7 +14,7 @@ use crate::acquisition::{LeaseArgs, Outage};
 use crate::database::Database;
 use crate::duration;
 use crate::environment;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::global::Global;
 use crate::stderr::{self, quote};
 
@@ -26,6 +26,9 @@ const INSPECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The least of that when --timeout is shorter: a running database answers in this time.
 const MIN_INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a database may take to list its holders.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The databases that vote.
 pub struct Majority {
@@ -53,7 +56,46 @@ impl Majority {
 
     /// Names a database in messages.
     pub fn describe(&self, node: usize) -> String {
-        describe_node(node, self.databases.len(), &self.databases[node])
+        describe_node(node, self.databases.len(), &self.databases[node].location)
+    }
+
+    /// Returns how many databases make a majority.
+    pub fn needed(&self) -> usize {
+        count_majority(self.databases.len())
+    }
+
+    /// Asks each database for holders, and warns about each that does not answer, which has `None`.
+    /// Fails if less than a majority answers.
+    pub async fn list_holders<F>(&self, list: impl Fn(Locks) -> F) -> Result<Vec<Option<Vec<LeaseInfo>>>, Failure>
+    where
+        F: Future<Output = sqlock::Result<Vec<LeaseInfo>>> + Send + 'static,
+    {
+        let mut requests = JoinSet::new();
+        for (node, db) in self.databases.iter().enumerate() {
+            let list = list(db.locks.clone());
+            requests.spawn(async move { (node, timeout(LIST_TIMEOUT, list).await) });
+        }
+        let mut answers = requests.join_all().await;
+        answers.sort_unstable_by_key(|(node, _)| *node);
+        let mut lists = Vec::new();
+        for (node, answer) in answers {
+            let reason = match answer {
+                Ok(Ok(list)) => {
+                    lists.push(Some(list));
+                    continue;
+                }
+                Ok(Err(error)) => error.report().to_string(),
+                Err(_) => "no answer".into(),
+            };
+            stderr::print_warning(&format!("{}: {reason}", self.describe(node)));
+            lists.push(None);
+        }
+        let (count, answered, needed) = (lists.len(), lists.iter().flatten().count(), self.needed());
+        if answered < needed {
+            let message = format!("{answered} of {count} databases answered, and {needed} must");
+            return Err(Failure::new(exit::UNREACHABLE, message));
+        }
+        Ok(lists)
     }
 
     /// Reads the owner of a holding from the first database that knows it.
@@ -115,8 +157,14 @@ impl Majority {
     }
 }
 
-fn describe_node(node: usize, count: usize, db: &Database) -> String {
-    format!("database {} of {count} ({})", node + 1, db.location)
+/// Names one of several databases in messages.
+pub fn describe_node(node: usize, count: usize, location: &str) -> String {
+    format!("database {} of {count} ({location})", node + 1)
+}
+
+/// Returns how many of several databases make a majority.
+pub fn count_majority(count: usize) -> usize {
+    count / 2 + 1
 }
 
 /// Asks all databases for the holder of the name, until a majority has answered. Warns about each
@@ -124,11 +172,11 @@ fn describe_node(node: usize, count: usize, db: &Database) -> String {
 async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Result<(), Failure> {
     let timeout_of_each =
         args.timeout.map_or(INSPECT_TIMEOUT, |at_most| at_most.clamp(MIN_INSPECT_TIMEOUT, INSPECT_TIMEOUT));
-    let (count, needed) = (databases.len(), databases.len() / 2 + 1);
+    let (count, needed) = (databases.len(), count_majority(databases.len()));
     let mut inspections: JoinSet<Inspected> = JoinSet::new();
     for (i, db) in databases.iter().cloned().enumerate() {
         let name = args.name.clone();
-        let node = describe_node(i, count, &db);
+        let node = describe_node(i, count, &db.location);
         inspections.spawn(async move { (node, timeout(timeout_of_each, db.locks.inspect(&name)).await) });
     }
     let enclosing_owners = environment::enclosing_owners();

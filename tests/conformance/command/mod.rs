@@ -11,6 +11,7 @@ mod orphans;
 mod outage;
 mod process;
 mod quorum;
+mod quorum_inspection;
 mod request;
 mod run;
 mod screen;

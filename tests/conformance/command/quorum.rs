@@ -13,21 +13,21 @@ use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, hel
 use crate::support::{Database, Fresh, empty};
 
 /// A database of the kind under test, a SQLite file, and a port where nothing listens.
-struct Three {
+pub(super) struct Three {
     one: Fresh,
-    two: LeaseFile,
+    pub(super) two: LeaseFile,
     _not_there: ClosedPort,
-    urls: String,
+    pub(super) urls: String,
 }
 
 /// A SQLite file for leases only.
-struct LeaseFile {
+pub(super) struct LeaseFile {
     _directory: tempfile::TempDir,
-    url: String,
+    pub(super) url: String,
 }
 
 impl LeaseFile {
-    async fn with_tables() -> Self {
+    pub(super) async fn with_tables() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let url = format!("sqlite://{}?mode=rwc", path(directory.path(), "sqlock.db"));
         let file = Self { _directory: directory, url };
@@ -37,17 +37,17 @@ impl LeaseFile {
         file
     }
 
-    async fn pool(&self) -> SqlitePool {
+    pub(super) async fn pool(&self) -> SqlitePool {
         SqlitePool::connect(&self.url).await.expect("the file is there")
     }
 
-    async fn locks(&self) -> Locks {
+    pub(super) async fn locks(&self) -> Locks {
         Locks::new(self.pool().await)
     }
 }
 
 impl Three {
-    async fn with_one_down() -> Self {
+    pub(super) async fn with_one_down() -> Self {
         let (one, two, down) = (fresh_for_the_command().await, LeaseFile::with_tables().await, ClosedPort::reserve());
         let urls = format!("{},postgres://nobody:secret@127.0.0.1:{}/x,{}", one.url, down.number(), two.url);
         Self { one, two, _not_there: down, urls }
@@ -63,14 +63,14 @@ impl Three {
 }
 
 /// A database with the tables of the command, which are old enough to vote.
-async fn fresh_for_the_command() -> Fresh {
+pub(super) async fn fresh_for_the_command() -> Fresh {
     let db = empty().await;
     run(&db, &["migrate"]).await.expect(0);
     make_old(&db).await;
     db
 }
 
-async fn make_old(db: &Fresh) {
+pub(super) async fn make_old(db: &Fresh) {
     let ago = match DATABASE {
         Database::Postgres => "installed_on - interval '1 year'",
         Database::MySql | Database::MariaDb => "installed_on - INTERVAL 1 YEAR",
@@ -238,12 +238,12 @@ async fn unreachable_server_list_is_no_configuration_error() {
 
 impl Three {
     /// `sqlock ARGUMENTS` on all three.
-    async fn run(&self, arguments: &[&str]) -> Ended {
+    pub(super) async fn run(&self, arguments: &[&str]) -> Ended {
         end(bare(&[&["-D", &self.urls], arguments].concat())).await
     }
 }
 
-fn json(ended: &Ended) -> Value {
+pub(super) fn json(ended: &Ended) -> Value {
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 

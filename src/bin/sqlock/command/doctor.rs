@@ -11,6 +11,7 @@ mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod probe;
+mod quorum;
 mod report;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -21,11 +22,12 @@ mod transport;
 use clap::Args;
 use serde_json::Value;
 
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::global::Global;
 use crate::pool::{self, Pool};
 use crate::stdout;
 use crate::url::Url;
+use definitions::MissingTables;
 use report::Report;
 
 /// Check that the database is set up as sqlock needs it.
@@ -52,26 +54,37 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Check the databases that --database-url or DATABASE_URL names as a quorum: each of them, and
+    /// together how many can vote, whether two are on one server, and the age and the versions of
+    /// their tables. Tables vote when they are older than the longest TTL in use. If a majority can
+    /// vote, it is a warning that another database is out of reach, read-only or without tables. No
+    /// majority is a failure, and so are two databases on one server. With --json, the last object
+    /// is about the databases together.
+    #[arg(long)]
+    quorum: bool,
 }
 
 /// The exit code if a check has failed.
 const FAILED: u8 = 1;
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut reports = Vec::new();
+    let missing_tables = match (args.quorum, global.no_migrate) {
+        (true, _) => MissingTables::NoVote,
+        (false, true) => MissingTables::Forbidden,
+        (false, false) => MissingTables::Created,
+    };
     let urls = Url::find_several(global)?.split()?;
+    let mut databases = Vec::new();
     for url in &urls {
-        let mut pools = pool::open_for_checks(url, global).await?.into_iter();
-        if let Some(pool) = pools.next() {
-            reports.push(examine(&pool, !global.no_migrate).await);
-        }
-        for application in pools {
-            reports.extend(examine_if_used(&application).await);
-        }
+        databases.push(examine_url(url, global, missing_tables).await?);
     }
+    let together = args.quorum.then(|| quorum::examine(&mut databases));
+    let mut reports: Vec<Report> = databases.into_iter().flatten().collect();
     clocks::compare(&mut reports);
-    // The other servers of a failover list may be standbys.
-    if urls.len() > 1 && reports.iter().any(|report| !report.is_standby && report.is_ok()) {
+    if let Some(together) = together {
+        reports.push(together);
+    } else if urls.len() > 1 && reports.iter().any(|report| !report.is_standby && report.is_ok()) {
+        // The other servers of a failover list may be standbys.
         reports.iter_mut().filter(|report| report.is_standby).for_each(Report::accept_standby);
     }
     if args.json {
@@ -83,15 +96,29 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     Ok(if reports.iter().all(Report::is_ok) { 0 } else { FAILED })
 }
 
+/// Checks the database with the leases, and the application's own file if that is another one and
+/// has tables of sqlock.
+async fn examine_url(url: &Url, global: &Global, missing_tables: MissingTables) -> Result<Vec<Report>, Failure> {
+    let mut reports = Vec::new();
+    let mut pools = pool::open_for_checks(url, global).await?.into_iter();
+    if let Some(pool) = pools.next() {
+        reports.push(examine(&pool, missing_tables).await);
+    }
+    for application in pools {
+        reports.extend(examine_if_used(&application).await);
+    }
+    Ok(reports)
+}
+
 /// Checks one database.
-async fn examine(pool: &Pool, may_migrate: bool) -> Report {
+async fn examine(pool: &Pool, missing_tables: MissingTables) -> Report {
     match pool {
         #[cfg(feature = "postgres")]
-        Pool::Postgres(pool) => postgres::examine(&pool.connect_options(), may_migrate).await,
+        Pool::Postgres(pool) => postgres::examine(&pool.connect_options(), missing_tables).await,
         #[cfg(feature = "mysql")]
-        Pool::MySql(pool) => mysql::examine(&pool.connect_options(), may_migrate).await,
+        Pool::MySql(pool) => mysql::examine(&pool.connect_options(), missing_tables).await,
         #[cfg(feature = "sqlite")]
-        Pool::Sqlite(pool) => sqlite::examine(&pool.connect_options(), may_migrate).await,
+        Pool::Sqlite(pool) => sqlite::examine(&pool.connect_options(), missing_tables).await,
     }
 }
 

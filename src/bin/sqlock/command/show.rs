@@ -1,5 +1,7 @@
 //! `sqlock show`: shows the holders and waiters of a name.
 
+mod quorum;
+
 use clap::Args;
 use sqlock::inspect::{LeaseInfo, WaiterInfo};
 
@@ -24,9 +26,22 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Show the holders on each of the databases that --database-url or DATABASE_URL names, with
+    /// their tokens. The first line says whether a majority holds the name, with which token and
+    /// owner, or that it is free, or split: held without a majority. Names the databases that do not
+    /// answer; fails with exit code 69 if less than a majority answers. With --json an object with
+    /// name, state ("held", "split", "free", or "unknown": a database that does not answer decides),
+    /// majority (the object that ls --quorum prints for its holder, or null) and databases: an array
+    /// of objects with database and holders (an array of the objects that ls prints; null without an
+    /// answer).
+    #[arg(long)]
+    quorum: bool,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    if args.quorum {
+        return quorum::run(global, &args.name, args.json).await;
+    }
     let db = Database::open_existing(global).await?;
     let holders = db.read(async || db.locks.holders(&args.name).await).await?;
     let line = db.read(async || db.locks.waiters(&args.name).await).await?;

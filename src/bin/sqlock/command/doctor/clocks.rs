@@ -9,9 +9,9 @@ use super::report::{Check, Report};
 const MAX_DIFFERENCE: f64 = 1.0;
 
 /// Adds a warning if holders are ahead of the clock of their database, which was set back then.
-/// Rows: how many, and by how many seconds at most.
-pub fn check_future(check: Check, ahead: &Rows) -> Check {
-    let Some([count, seconds]) = ahead.first().map(|row| &row[..]) else {
+/// Rows: how many, by how many seconds at most, and the longest TTL in seconds.
+pub fn check_future(check: Check, leases: &Rows) -> Check {
+    let Some([count, seconds, _]) = leases.first().map(|row| &row[..]) else {
         return check;
     };
     let seconds: f64 = seconds.parse().unwrap_or(0.0);
@@ -26,16 +26,21 @@ pub fn check_future(check: Check, ahead: &Rows) -> Check {
     )
 }
 
-/// Compares the clocks of several databases, and adds a check to each report but the first.
+/// Returns the longest TTL, from the same rows.
+pub fn longest_ttl(leases: &Rows) -> Option<Duration> {
+    Duration::try_from_secs_f64(leases.first()?.get(2)?.parse().ok()?).ok()
+}
+
+/// Compares the clocks of several databases with the first one that is known, and adds a check to
+/// each other report.
 pub fn compare(reports: &mut [Report]) {
-    let Some((first, others)) = reports.split_first_mut() else {
+    let mut known = reports.iter_mut().filter_map(|report| report.skew.map(|skew| (report, skew)));
+    let Some((first, (first_skew, first_margin))) = known.next() else {
         return;
     };
-    let Some((first_skew, first_margin)) = first.skew else {
-        return;
-    };
-    for report in others {
-        if let Some((skew, margin)) = report.skew {
+    for (report, (skew, margin)) in known {
+        // Only the clock of this host has no margin: all SQLite files have it.
+        if first_margin + margin > 0.0 {
             report.checks.push(check_difference(skew - first_skew, first_margin + margin, &first.database));
         }
     }
@@ -66,7 +71,7 @@ mod tests {
 
     #[test]
     fn lease_from_the_future_is_a_warning() {
-        let rows = |count: &str, seconds: &str| vec![vec![count.to_owned(), seconds.to_owned()]];
+        let rows = |count: &str, seconds: &str| vec![vec![count.to_owned(), seconds.to_owned(), "30.0".to_owned()]];
         let check = || Check::new("clock").ok("that of this host");
         assert_eq!(check_future(check(), &rows("0", "")).status, Status::Ok);
         let check = check_future(check(), &rows("2", "3600.5"));
@@ -76,13 +81,15 @@ mod tests {
 
     #[test]
     fn databases_with_different_clocks_are_a_warning() {
-        let mut reports: Vec<Report> = ["a", "b", "c", "d"].into_iter().map(|name| Report::new(name.into())).collect();
-        for (report, skew) in reports.iter_mut().zip([Some(10.0), Some(10.4), Some(-3590.0), None]) {
+        let mut reports: Vec<Report> =
+            ["lost", "a", "b", "c", "d"].into_iter().map(|name| Report::new(name.into())).collect();
+        for (report, skew) in reports.iter_mut().zip([None, Some(10.0), Some(10.4), Some(-3590.0), None]) {
             report.skew = skew.map(|skew| (skew, 0.01));
         }
         compare(&mut reports);
         let of = |i: usize| reports[i].checks.iter().map(|check| check.status).collect::<Vec<_>>();
-        assert_eq!((of(0), of(1), of(2), of(3)), (vec![], vec![Status::Ok], vec![Status::Warn], vec![]));
-        assert!(reports[2].checks[0].found().starts_with("3600.0 s behind a"), "{}", reports[2].checks[0].found());
+        assert_eq!((of(0), of(1), of(4)), (vec![], vec![], vec![]));
+        assert_eq!((of(2), of(3)), (vec![Status::Ok], vec![Status::Warn]));
+        assert!(reports[3].checks[0].found().starts_with("3600.0 s behind a"), "{}", reports[3].checks[0].found());
     }
 }

@@ -10,24 +10,35 @@ use super::table::{Catalog, Table, parse_bool};
 use crate::migrations;
 use crate::url::Kind;
 
+/// The consequence of missing tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingTables {
+    /// The first use creates them.
+    Created,
+    /// --no-migrate forbids that.
+    Forbidden,
+    /// A quorum does not create them: the database may have lost its data.
+    NoVote,
+}
+
 /// Checks that the tables exist, and that the migrations are applied.
-pub fn check_presence(kind: Kind, expected: &[Table], found: &Catalog, may_migrate: bool) -> Check {
+pub fn check_presence(kind: Kind, expected: &[Table], found: &Catalog, missing_tables: MissingTables) -> Check {
     let check = Check::new("tables");
     let exists = |table: &&Table| found.tables.iter().any(|actual| actual.name == table.name);
     let missing: Vec<&str> = expected.iter().filter(|table| !exists(table)).map(|table| &*table.name).collect();
     let history = found.history.as_deref().unwrap_or_default();
     if missing.len() == expected.len() && history.is_empty() {
         let found = format!("there are none {}", found.place);
-        return if may_migrate {
-            check.warn(
+        return match missing_tables {
+            MissingTables::Created => check.warn(
                 found,
                 "They are created on first use; or run \"sqlock migrate\", or the SQL that \"sqlock schema\" prints.",
-            )
-        } else {
-            check.fail(
+            ),
+            MissingTables::Forbidden => check.fail(
                 found,
                 "Run \"sqlock migrate\", or the SQL that \"sqlock schema\" prints: --no-migrate forbids other subcommands to.",
-            )
+            ),
+            MissingTables::NoVote => check.fail(found, "Run \"sqlock migrate\" with its URL: without tables it does not vote."),
         };
     }
     let mut check = check;
@@ -53,7 +64,7 @@ fn check_migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Ch
     let known: Vec<String> = migrations::list(kind).iter().map(|sql| hex_checksum(sql)).collect();
     let mut applied = BTreeSet::new();
     for row in history {
-        let [version, success, checksum] = &row[..] else { continue };
+        let [version, success, checksum, ..] = &row[..] else { continue };
         let version: usize = version.parse().unwrap_or(0);
         applied.insert(version);
         match version.checked_sub(1).and_then(|index| known.get(index)) {
@@ -194,13 +205,13 @@ mod tests {
                 Status::Ok
             );
             let mut found = Catalog { tables: expected_tables(kind), history: None, place: "here".into() };
-            assert_eq!(check_presence(kind, &tables, &found, false).status, Status::Ok);
+            assert_eq!(check_presence(kind, &tables, &found, MissingTables::Forbidden).status, Status::Ok);
             let dropped = found.tables.pop().map(|table| table.name).unwrap_or_default();
-            let check = check_presence(kind, &tables, &found, true);
+            let check = check_presence(kind, &tables, &found, MissingTables::Created);
             assert_eq!((check.status, check.found()), (Status::Fail, format!("missing here: {dropped}")));
             found.tables.clear();
-            assert_eq!(check_presence(kind, &tables, &found, true).status, Status::Warn);
-            assert_eq!(check_presence(kind, &tables, &found, false).status, Status::Fail);
+            assert_eq!(check_presence(kind, &tables, &found, MissingTables::Created).status, Status::Warn);
+            assert_eq!(check_presence(kind, &tables, &found, MissingTables::Forbidden).status, Status::Fail);
         }
     }
 

@@ -9,14 +9,14 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use sqlx::{ConnectOptions, Connection, Error, MySql, MySqlConnection};
 use tokio::time::timeout;
 
-use super::clocks::check_future;
-use super::definitions;
+use super::clocks::{check_future, longest_ttl};
+use super::definitions::{self, MissingTables};
 use super::hooks::check_hooks;
 use super::probe::{
     POOLER_ROUNDS, Rows, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query,
     run_with_timeout,
 };
-use super::report::{Check, Report};
+use super::report::{Check, REACHABLE, Report};
 use super::table;
 use super::transport::{Transport, check_tls};
 use crate::url::Kind;
@@ -31,9 +31,10 @@ pub(super) const CLOCK: &str = "SELECT UNIX_TIMESTAMP(SYSDATE(6))";
 
 pub(super) const TLS: &str = "SHOW SESSION STATUS LIKE 'Ssl_version'";
 
-// How many are ahead of the clock by more than a statement takes, and by how many seconds.
-pub(super) const AHEAD: &str = "
-SELECT COUNT(*), MAX(a.at - n.us) / 1000000
+// How many are ahead of the clock by more than a statement takes, by how many seconds, and the
+// longest TTL.
+pub(super) const LEASES: &str = "
+SELECT COUNT(*), MAX(a.at - n.us) / 1000000, (SELECT MAX(ttl) / 1000000 FROM sqlock_lease)
   FROM (SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS us) AS n,
        (SELECT acquired_at AS at FROM sqlock_lease WHERE owner <> '' UNION ALL SELECT beat_at FROM sqlock_client) AS a
  WHERE a.at > n.us + 10000000";
@@ -72,7 +73,7 @@ pub(super) const ID: &str = "SELECT CONNECTION_ID()";
 
 }
 
-pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report {
+pub async fn examine(options: &MySqlConnectOptions, missing_tables: MissingTables) -> Report {
     let options = options.clone().disable_statement_logging();
     let place = options.get_socket().map_or_else(
         || format!("{}:{}", options.get_host(), options.get_port()),
@@ -81,6 +82,7 @@ pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
     // The answer of the server replaces the two names.
     let mut report = Report::new(format!("MySQL or MariaDB at {place}{database}"));
+    report.add_server(&format!("MySQL {}:{}", options.get_host(), options.get_port()));
     let mut conn = match connect(options.connect()).await {
         Ok(conn) => conn,
         Err(check) => {
@@ -88,7 +90,7 @@ pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report
             return report;
         }
     };
-    run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, may_migrate, report).await).await;
+    run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, missing_tables, report).await).await;
     let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
     report
 }
@@ -96,12 +98,11 @@ pub async fn examine(options: &MySqlConnectOptions, may_migrate: bool) -> Report
 async fn run_checks(
     conn: &mut MySqlConnection,
     options: &MySqlConnectOptions,
-    may_migrate: bool,
+    missing_tables: MissingTables,
     report: &mut Report,
 ) -> Result<(), Error> {
     let (trip, clock) = measure_round_trips(report, async || query::<MySql>(&mut *conn, sql::CLOCK).await).await?;
-    report
-        .add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
+    report.add("reachable", Ok(Check::new(REACHABLE).ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
     let rows = query::<MySql>(conn, sql::SERVER).await?;
     let server = first_cell(&rows).to_owned();
     let comment = rows.first().and_then(|row| row.get(1)).cloned().unwrap_or_default();
@@ -109,6 +110,10 @@ async fn run_checks(
     report.database = report.database.replacen("MySQL or MariaDB", name, 1);
     report.add("server", Ok(check_server(name, &server)))?;
     let variables = Variables(query::<MySql>(conn, sql::VARIABLES).await?);
+    // A server of MariaDB has no name of its own.
+    if name == "MySQL" {
+        report.add_server(variables.text("server_uuid"));
+    }
     let status = Variables(query::<MySql>(conn, sql::STATUS).await?);
     let members = match query::<MySql>(conn, sql::MEMBERS).await {
         Ok(members) => members,
@@ -135,8 +140,11 @@ async fn run_checks(
             return report.add("settings", Ok(check_settings(&variables)));
         }
     };
-    let clock = match query::<MySql>(conn, sql::AHEAD).await {
-        Ok(ahead) => check_future(clock, &ahead),
+    let clock = match query::<MySql>(conn, sql::LEASES).await {
+        Ok(leases) => {
+            report.longest_ttl = longest_ttl(&leases);
+            check_future(clock, &leases)
+        }
         // The tables do not exist, or this user may not read them.
         Err(Error::Database(_)) => clock,
         Err(error) => return Err(error),
@@ -145,7 +153,8 @@ async fn run_checks(
     let missing = expected.iter().any(|table| !table_rows.iter().any(|row| row[0] == table.name));
     match read_catalog(conn, &expected, &table_rows, options.get_database()).await {
         Ok(found) => {
-            report.add("tables", Ok(definitions::check_presence(Kind::Mysql, &expected, &found, may_migrate)))?;
+            report.record = found.record(Kind::Mysql);
+            report.add("tables", Ok(definitions::check_presence(Kind::Mysql, &expected, &found, missing_tables)))?;
             let check = check_table_kinds(&table_rows, Check::new("definitions"));
             let check = check_hooks(check, &query_hooks(conn, &expected).await?);
             report

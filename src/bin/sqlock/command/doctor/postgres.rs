@@ -10,13 +10,13 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
 use tokio::time::timeout;
 
-use super::clocks::check_future;
-use super::definitions;
+use super::clocks::{check_future, longest_ttl};
+use super::definitions::{self, MissingTables};
 use super::hooks::check_hooks;
 use super::probe::{
     SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query, run_with_timeout,
 };
-use super::report::{Check, Report};
+use super::report::{Check, REACHABLE, Report};
 use super::table::{self, parse_bool};
 use super::transport::{Transport, check_tls};
 use crate::url::Kind;
@@ -35,12 +35,16 @@ pub(super) const CLOCK: &str = "SELECT extract(epoch FROM clock_timestamp())";
 // https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-SSL-VIEW
 pub(super) const TLS: &str = "SELECT coalesce(version, '') FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
 
-// How many are ahead of the clock by more than a statement takes, and by how many seconds.
-pub(super) const AHEAD: &str = "
-SELECT count(*), max(a.at - now.us) / 1000000.0
+// How many are ahead of the clock by more than a statement takes, by how many seconds, and the
+// longest TTL.
+pub(super) const LEASES: &str = "
+SELECT count(*), max(a.at - now.us) / 1000000.0, (SELECT max(ttl) / 1000000.0 FROM sqlock_lease)
   FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS now,
        (SELECT acquired_at AS at FROM sqlock_lease WHERE owner <> '' UNION ALL SELECT beat_at FROM sqlock_client) AS a
  WHERE a.at > now.us + 10000000";
+
+// Two servers do not start in the same microsecond. A system identifier is the same in copies.
+pub(super) const STARTED: &str = "SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
 
 pub(super) const SERVER: &str = "SELECT current_setting('server_version'), version()";
 
@@ -57,7 +61,7 @@ SELECT name, setting, coalesce(unit, '') FROM pg_settings
 
 }
 
-pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
+pub async fn examine(options: &PgConnectOptions, missing_tables: MissingTables) -> Report {
     let options = options.clone().disable_statement_logging();
     let place = options.get_socket().map_or_else(
         || format!("{}:{}", options.get_host(), options.get_port()),
@@ -65,6 +69,7 @@ pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
     );
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
     let mut report = Report::new(format!("PostgreSQL at {place}{database}"));
+    report.add_server(&format!("PostgreSQL {}:{}", options.get_host(), options.get_port()));
     let mut conn = match connect(options.connect()).await {
         Ok(conn) => conn,
         Err(check) => {
@@ -72,7 +77,7 @@ pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
             return report;
         }
     };
-    run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, may_migrate, report).await).await;
+    run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, missing_tables, report).await).await;
     let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
     report
 }
@@ -80,12 +85,13 @@ pub async fn examine(options: &PgConnectOptions, may_migrate: bool) -> Report {
 async fn run_checks(
     conn: &mut PgConnection,
     options: &PgConnectOptions,
-    may_migrate: bool,
+    missing_tables: MissingTables,
     report: &mut Report,
 ) -> Result<(), Error> {
     let (trip, clock) = measure_round_trips(report, async || query::<Postgres>(&mut *conn, sql::CLOCK).await).await?;
-    report
-        .add("reachable", Ok(Check::new("reachable").ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
+    report.add("reachable", Ok(Check::new(REACHABLE).ok(format!("yes, a round trip takes {}", format_brief(trip)))))?;
+    let started = query::<Postgres>(conn, sql::STARTED).await?;
+    report.add_server(first_cell(&started));
     let settings = Settings(query::<Postgres>(conn, sql::SETTINGS).await.unwrap_or_default());
     report.add("server", check_server(conn).await)?;
     let role = query::<Postgres>(conn, sql::ROLE).await?;
@@ -101,14 +107,19 @@ async fn run_checks(
     let missing = expected.iter().any(|table| !table_rows.iter().any(|row| row[0] == table.name));
     let may_read = |table: &str| table_rows.iter().any(|row| row[0] == table && parse_bool(&row[4]));
     let clock = match may_read("sqlock_lease") && may_read("sqlock_client") {
-        true => check_future(clock, &query::<Postgres>(conn, sql::AHEAD).await?),
+        true => {
+            let leases = query::<Postgres>(conn, sql::LEASES).await?;
+            report.longest_ttl = longest_ttl(&leases);
+            check_future(clock, &leases)
+        }
         false => clock,
     };
     report.add("clock", Ok(clock))?;
     let place = catalog::query_schema(conn).await?;
     match read_catalog(conn, &expected, &table_rows, first_cell(&place)).await {
         Ok(found) => {
-            let mut presence = definitions::check_presence(Kind::Postgres, &expected, &found, may_migrate);
+            report.record = found.record(Kind::Postgres);
+            let mut presence = definitions::check_presence(Kind::Postgres, &expected, &found, missing_tables);
             if missing && read_only && !report.is_standby {
                 let advice = "Run \"sqlock migrate\" as a user whose transactions may write by default.";
                 presence = presence.fail("and cannot be created: default_transaction_read_only is on", advice);

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use sqlx::{ColumnIndex, Database, Decode, Executor, Row, SqlSafeStr};
 use tokio::time::{Instant, timeout};
 
-use super::report::{Check, Report};
+use super::report::{ANSWERS, Check, REACHABLE, Report};
 
 /// How long a database may take to accept a connection. All checks may take three times as long.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub async fn connect<C>(open: impl Future<Output = Result<C, sqlx::Error>>) -> R
     };
     let reason = reason.trim_start_matches("error communicating with database: ");
     let advice = "Check the host, port, user and password of the URL, and that the server runs and accepts this host.";
-    Err(Check::new("reachable").fail(format!("no: {reason}"), advice))
+    Err(Check::new(REACHABLE).fail(format!("no: {reason}"), advice))
 }
 
 /// Runs the checks of a database, and reports a connection that is lost meanwhile.
@@ -51,7 +51,7 @@ pub async fn run_with_timeout(report: &mut Report, checks: impl AsyncFnOnce(&mut
         Ok(Err(error)) => format!("connection lost: {error}"),
         Err(_) => format!("no answer within {} s", TIMEOUT.as_secs() * 3),
     };
-    report.checks.push(Check::new("answers").fail(lost, advice));
+    report.checks.push(Check::new(ANSWERS).fail(lost, advice));
 }
 
 pub type Rows = Vec<Vec<String>>;

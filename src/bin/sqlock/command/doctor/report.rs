@@ -1,5 +1,7 @@
 //! The results of checks, as text and as JSON.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use sqlx::Error;
 
@@ -86,6 +88,34 @@ impl Check {
     }
 }
 
+/// The check of the connection.
+pub const REACHABLE: &str = "reachable";
+
+/// The check that fails if the connection is lost during the others.
+pub const ANSWERS: &str = "answers";
+
+/// The checks that fail while a database is out of reach, read-only or without tables. It grants
+/// nothing then.
+const OUTAGES: [&str; 4] = [REACHABLE, ANSWERS, "role", "tables"];
+
+/// The record of the migrations of a database.
+#[derive(Debug)]
+pub struct Record {
+    /// How long the tables have existed.
+    pub age: Duration,
+    /// The latest migration that was applied.
+    pub version: usize,
+    /// The latest migration that this program knows for this kind of database.
+    pub latest: usize,
+}
+
+impl Record {
+    /// Returns how many migrations the tables are ahead of this program. Negative: behind it.
+    pub fn distance(&self) -> isize {
+        self.version.cast_signed() - self.latest.cast_signed()
+    }
+}
+
 /// The results of all checks of one database.
 pub struct Report {
     /// The location, without credentials.
@@ -95,11 +125,26 @@ pub struct Report {
     pub is_standby: bool,
     /// How far its clock is ahead of this host's, and the uncertainty of that, in seconds.
     pub skew: Option<(f64, f64)>,
+    /// The address of its server, and the name that the server has for itself. Databases with one in
+    /// common are on one server.
+    servers: Vec<String>,
+    /// `None`: the migrations have no record, or it cannot be read.
+    pub record: Option<Record>,
+    /// The longest TTL of the leases in the tables, held or not.
+    pub longest_ttl: Option<Duration>,
 }
 
 impl Report {
     pub fn new(database: String) -> Self {
-        Self { database: escape_line(&database), checks: Vec::new(), is_standby: false, skew: None }
+        Self {
+            database: escape_line(&database),
+            checks: Vec::new(),
+            is_standby: false,
+            skew: None,
+            servers: Vec::new(),
+            record: None,
+            longest_ttl: None,
+        }
     }
 
     /// Adds a check, or why the database refused to answer it. An error means that the connection
@@ -120,6 +165,30 @@ impl Report {
 
     pub fn is_ok(&self) -> bool {
         self.count(Status::Fail) == 0
+    }
+
+    /// Adds an address or a name of its server. An empty one is unknown.
+    pub fn add_server(&mut self, server: &str) {
+        self.servers.extend((!server.is_empty()).then(|| server.to_owned()));
+    }
+
+    pub fn shares_server(&self, other: &Self) -> bool {
+        self.servers.iter().any(|server| other.servers.contains(server))
+    }
+
+    pub fn is_reachable(&self) -> bool {
+        let mut failed = self.checks.iter().filter(|check| check.status == Status::Fail);
+        !failed.any(|check| [REACHABLE, ANSWERS].contains(&check.name))
+    }
+
+    /// Accepts that the database has no vote while it is out of reach, read-only or without tables:
+    /// others are a majority.
+    pub fn accept_outage(&mut self) {
+        for check in &mut self.checks {
+            if OUTAGES.contains(&check.name) && check.status == Status::Fail {
+                check.status = Status::Warn;
+            }
+        }
     }
 
     /// Accepts that the database is read-only: it stands by for another one, which is writable.

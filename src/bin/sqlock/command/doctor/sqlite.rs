@@ -11,11 +11,11 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, Error, Sqlite, SqliteConnection};
 use tokio::time::Instant;
 
-use super::clocks::check_future;
-use super::definitions;
+use super::clocks::{check_future, longest_ttl};
+use super::definitions::{self, MissingTables};
 use super::hooks::check_hooks;
 use super::probe::{check_version, connect, first_cell, format_brief, query, run_with_timeout};
-use super::report::{Check, Report};
+use super::report::{Check, REACHABLE, Report};
 use super::table::{self, Catalog, HISTORY};
 use crate::sqlite_file;
 use crate::url::Kind;
@@ -32,7 +32,12 @@ pub(super) const SYNCHRONOUS: &str = "PRAGMA synchronous";
 // https://www.sqlite.org/lang_transaction.html#immediate
 pub(super) const LOCK: &str = "BEGIN IMMEDIATE; ROLLBACK";
 
-pub(super) const HISTORY: &str = "SELECT version, success, hex(checksum) FROM _sqlock_migrations ORDER BY version";
+// The record has whole seconds, rounded down.
+pub(super) const HISTORY: &str = "
+SELECT version, success, hex(checksum),
+       CAST(strftime('%s', 'now') AS INTEGER) - CAST(strftime('%s', installed_on) AS INTEGER) - 1
+  FROM _sqlock_migrations
+ ORDER BY version";
 
 pub(super) const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE '%sqlock%'";
 
@@ -42,9 +47,11 @@ SELECT tbl_name, iif(upper(sql) LIKE '% AFTER %', 'after', 'before'), name FROM 
  WHERE type = 'trigger' AND tbl_name LIKE '%sqlock%'
  ORDER BY 1, 3";
 
-// How many are ahead of the clock by more than a statement takes, and by how many seconds.
-pub(super) const AHEAD: &str = "
-SELECT CAST(count(*) AS TEXT), CAST(max(a.at - n.us) / 1000000.0 AS TEXT)
+// How many are ahead of the clock by more than a statement takes, by how many seconds, and the
+// longest TTL.
+pub(super) const LEASES: &str = "
+SELECT CAST(count(*) AS TEXT), CAST(max(a.at - n.us) / 1000000.0 AS TEXT),
+       (SELECT CAST(max(ttl) / 1000000.0 AS TEXT) FROM sqlock_lease)
   FROM (SELECT CAST(strftime('%s', 'now') AS INTEGER) * 1000000 AS us) AS n,
        (SELECT acquired_at AS at FROM sqlock_lease WHERE owner <> '' UNION ALL SELECT beat_at FROM sqlock_client) AS a
  WHERE a.at > n.us + 10000000";
@@ -63,16 +70,16 @@ SELECT t.name, i.\"unique\", (SELECT group_concat(name || iif(coll = 'BINARY', '
 }
 
 /// Checks the file with the leases of the command.
-pub async fn examine(options: &SqliteConnectOptions, may_migrate: bool) -> Report {
+pub async fn examine(options: &SqliteConnectOptions, missing_tables: MissingTables) -> Report {
     let file = options.get_filename();
     let mut report = Report::new(format!("SQLite, the file {}", file.display()));
     if !file.exists() {
-        report_missing_file(file, may_migrate, &mut report);
+        report_missing_file(file, missing_tables, &mut report);
         return report;
     }
     let owner = match sqlite_file::holds_only_leases(file) {
-        true => FileOwner::Command { may_migrate },
-        false => FileOwner::Application { may_migrate },
+        true => FileOwner::Command { missing_tables },
+        false => FileOwner::Application { missing_tables },
     };
     examine_file(file, owner, &mut report).await;
     report
@@ -88,7 +95,7 @@ pub async fn examine_if_used(options: &SqliteConnectOptions) -> Option<Report> {
         return None;
     }
     let mut report = Report::new(format!("SQLite, the application's own file {}", file.display()));
-    examine_file(file, FileOwner::Application { may_migrate: false }, &mut report).await;
+    examine_file(file, FileOwner::Application { missing_tables: MissingTables::Forbidden }, &mut report).await;
     Some(report)
 }
 
@@ -96,11 +103,11 @@ pub async fn examine_if_used(options: &SqliteConnectOptions) -> Option<Report> {
 #[derive(Clone, Copy)]
 enum FileOwner {
     Command {
-        may_migrate: bool,
+        missing_tables: MissingTables,
     },
     /// The application, and the command too if its leases are in the same file.
     Application {
-        may_migrate: bool,
+        missing_tables: MissingTables,
     },
 }
 
@@ -110,15 +117,15 @@ async fn open(file: &Path) -> Result<SqliteConnection, Error> {
 }
 
 /// Checks whether a missing file can be created.
-fn report_missing_file(file: &Path, may_migrate: bool, report: &mut Report) {
-    let check = Check::new("reachable");
-    report.checks.push(if may_migrate {
-        check.warn("there is no such file", "It is created on first use; or run \"sqlock migrate\".")
-    } else {
-        check.fail(
-            "there is no such file",
-            "Run \"sqlock migrate\": --no-migrate forbids other subcommands to create it.",
-        )
+fn report_missing_file(file: &Path, missing_tables: MissingTables, report: &mut Report) {
+    let check = Check::new(REACHABLE);
+    let found = "there is no such file";
+    report.checks.push(match missing_tables {
+        MissingTables::Created => check.warn(found, "It is created on first use; or run \"sqlock migrate\"."),
+        MissingTables::Forbidden => {
+            check.fail(found, "Run \"sqlock migrate\": --no-migrate forbids other subcommands to create it.")
+        }
+        MissingTables::NoVote => check.fail(found, "Run \"sqlock migrate\" with its URL: a new file does not vote."),
     });
     report.checks.push(check_directory(file, Check::new("rights")).or_ok("the directory can be written"));
 }
@@ -135,7 +142,9 @@ async fn examine_file(file: &Path, owner: FileOwner, report: &mut Report) {
         Ok(conn) => conn,
         Err(check) => return report.checks.push(check),
     };
-    report.checks.push(Check::new("reachable").ok(format!("yes, opened in {}", format_brief(start.elapsed()))));
+    report.checks.push(Check::new(REACHABLE).ok(format!("yes, opened in {}", format_brief(start.elapsed()))));
+    report.add_server(&file.canonicalize().map(|file| file.display().to_string()).unwrap_or_default());
+    report.skew = Some((0.0, 0.0));
     run_with_timeout(report, async |report| run_checks(&mut conn, file, owner, report).await).await;
     // The last connection to close removes the files beside the database.
     let _ = conn.close().await;
@@ -151,8 +160,11 @@ async fn run_checks(
     report.add("server", Ok(check_version("SQLite", first_cell(&rows), (3, 38))))?;
     report.add("durability", check_durability(conn, owner).await)?;
     let clock = Check::new("clock").ok("that of this host");
-    let clock = match query::<Sqlite>(conn, sql::AHEAD).await {
-        Ok(ahead) => check_future(clock, &ahead),
+    let clock = match query::<Sqlite>(conn, sql::LEASES).await {
+        Ok(leases) => {
+            report.longest_ttl = longest_ttl(&leases);
+            check_future(clock, &leases)
+        }
         // There are no tables, or the file is locked.
         Err(Error::Database(_)) => clock,
         Err(error) => return Err(error),
@@ -161,15 +173,15 @@ async fn run_checks(
 
     let expected = table::expected_tables(Kind::Sqlite);
     let found = read_catalog(conn).await;
-    let may_migrate =
-        matches!(owner, FileOwner::Command { may_migrate: true } | FileOwner::Application { may_migrate: true });
+    let (FileOwner::Command { missing_tables } | FileOwner::Application { missing_tables }) = owner;
     report.add(
         "tables",
         found.as_ref().map_or_else(
             |_| Ok(Check::new("tables").unknown("the file cannot be read at this moment", "")),
-            |found| Ok(definitions::check_presence(Kind::Sqlite, &expected, found, may_migrate)),
+            |found| Ok(definitions::check_presence(Kind::Sqlite, &expected, found, missing_tables)),
         ),
     )?;
+    report.record = found.as_ref().ok().and_then(|found| found.record(Kind::Sqlite));
     let hooks = query::<Sqlite>(conn, sql::HOOKS).await.unwrap_or_default();
     let definitions = |found: Catalog| {
         let check = check_hooks(Check::new("definitions"), &hooks);

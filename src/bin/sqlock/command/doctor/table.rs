@@ -2,8 +2,10 @@
 //! database.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::probe::Rows;
+use super::report::Record;
 use crate::migrations;
 use crate::url::Kind;
 
@@ -134,11 +136,25 @@ impl Table {
 /// The tables of a database and the record of its migrations.
 pub struct Catalog {
     pub tables: Vec<Table>,
-    /// The rows of the record: version, whether it succeeded, checksum in hex. `None`: there is no
-    /// record.
+    /// The rows of the record: version, whether it succeeded, checksum in hex, age in seconds.
+    /// `None`: there is no record.
     pub history: Option<Rows>,
     /// Where the tables are: `in the schema public`.
     pub place: String,
+}
+
+impl Catalog {
+    pub fn record(&self, kind: Kind) -> Option<Record> {
+        let applied = self.history.as_ref()?.iter().filter(|row| row.get(1).is_some_and(|success| parse_bool(success)));
+        let applied = applied.filter_map(|row| {
+            // A clock that was set back makes the tables young.
+            let age = row.get(3)?.parse::<f64>().ok()?.max(0.0);
+            Some((row.first()?.parse::<usize>().ok()?, Duration::try_from_secs_f64(age).ok()?))
+        });
+        let newest = |(version, age): (usize, Duration), (other, other_age)| (version.max(other), age.max(other_age));
+        let (version, age) = applied.reduce(newest)?;
+        Some(Record { age, version, latest: migrations::list(kind).len() })
+    }
 }
 
 /// Makes tables of rows: name.

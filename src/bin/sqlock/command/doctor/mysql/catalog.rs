@@ -34,7 +34,11 @@ SELECT EVENT_OBJECT_TABLE, ACTION_TIMING, TRIGGER_NAME FROM information_schema.T
  WHERE EVENT_OBJECT_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE IN ({names})
  ORDER BY 1, 3";
 
-pub(super) const HISTORY: &str = "SELECT version, success, HEX(checksum) FROM _sqlock_migrations ORDER BY version";
+// The record has whole seconds, rounded down.
+pub(super) const HISTORY: &str = "
+SELECT version, success, HEX(checksum), TIMESTAMPDIFF(MICROSECOND, installed_on, SYSDATE(6)) / 1000000 - 1
+  FROM _sqlock_migrations
+ ORDER BY version";
 
 // EXPLAIN needs the rights of the statement and does not run it. SHOW GRANTS has roles and
 // wildcards to resolve; a statement that is rolled back fails for other reasons too, on a read-only

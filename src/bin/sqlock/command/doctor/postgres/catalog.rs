@@ -66,7 +66,10 @@ SELECT c.relname, n.nspname
    AND c.oid NOT IN (SELECT o FROM ", ours!(), " AS ours (o) WHERE o IS NOT NULL)
  ORDER BY 1, 2");
 
-pub(super) const HISTORY: &str = "SELECT version, success, encode(checksum, 'hex') FROM _sqlock_migrations ORDER BY 1";
+pub(super) const HISTORY: &str = "
+SELECT version, success, encode(checksum, 'hex'), extract(epoch FROM clock_timestamp() - installed_on)
+  FROM _sqlock_migrations
+ ORDER BY 1";
 }
 
 /// Queries the schema of new tables, and whether this user may create them there.

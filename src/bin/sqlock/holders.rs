@@ -1,0 +1,83 @@
+//! The holders of names on several independent databases, counted.
+
+use serde_json::{Value, json};
+use sqlock::inspect::LeaseInfo;
+use sqlock::{FencingToken, Owner};
+
+/// An owner of a name, with its leases on some of the databases.
+pub struct Holder {
+    /// On each database that grants it the name, the longest lease first.
+    leases: Vec<LeaseInfo>,
+}
+
+/// Joins the leases that the databases list: one owner of a name is one holder. The holders of a
+/// name follow each other, the one with the most databases first.
+pub fn merge(leases: impl IntoIterator<Item = LeaseInfo>) -> Vec<Holder> {
+    let key = |held: &LeaseInfo| -> (String, Option<Owner>) { (held.name.as_str().into(), held.owner) };
+    let mut holders: Vec<Holder> = Vec::new();
+    for held in leases {
+        match holders.iter_mut().find(|holder| holder.leases.iter().any(|other| key(other) == key(&held))) {
+            Some(holder) => holder.leases.push(held),
+            None => holders.push(Holder { leases: vec![held] }),
+        }
+    }
+    for holder in &mut holders {
+        holder.leases.sort_by_key(|held| std::cmp::Reverse(held.remaining));
+    }
+    holders.sort_by(|a, b| {
+        let key = |holder: &Holder| (holder.leases[0].name.clone(), std::cmp::Reverse(holder.votes()));
+        key(a).cmp(&key(b))
+    });
+    holders
+}
+
+impl Holder {
+    /// Returns on how many databases it holds the name.
+    pub fn votes(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Returns the lease that ends first of the longest that make a majority. Without a majority,
+    /// the longest.
+    pub fn decisive(&self, needed: usize) -> &LeaseInfo {
+        self.leases.get(needed - 1).unwrap_or(&self.leases[0])
+    }
+
+    /// Returns the token by which the other subcommands find the holding.
+    pub fn token(&self, needed: usize) -> FencingToken {
+        let tokens = self.leases.iter().map(|held| held.token).collect();
+        token_of_majority(tokens, needed).unwrap_or(self.leases[0].token)
+    }
+
+    pub fn to_json(&self, needed: usize) -> Value {
+        let mut shown = json!(self.decisive(needed));
+        shown["token"] = json!(self.token(needed).get());
+        shown["databases"] = json!(self.votes());
+        shown["has_majority"] = json!(self.votes() >= needed);
+        shown
+    }
+}
+
+/// Returns the highest token that a majority has, or exceeds: a database that has voted late may
+/// have a higher one. Without a majority, the highest.
+fn token_of_majority(mut tokens: Vec<FencingToken>, needed: usize) -> Option<FencingToken> {
+    tokens.sort_unstable_by(|a, b| b.cmp(a));
+    tokens.get(needed - 1).or(tokens.first()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_vote_does_not_change_the_token() {
+        let find = |tokens: &[i64]| {
+            let tokens = tokens.iter().filter_map(|token| FencingToken::new(*token)).collect();
+            token_of_majority(tokens, 2).map(FencingToken::get)
+        };
+        assert_eq!(find(&[7, 7, 9]), Some(7));
+        assert_eq!(find(&[9, 7]), Some(7));
+        assert_eq!(find(&[7, 7, 5]), Some(7));
+        assert_eq!(find(&[7]), Some(7));
+    }
+}
