@@ -124,6 +124,16 @@ pub(crate) enum Amendment {
     Raise(FencingToken),
 }
 
+impl Amendment {
+    /// Whether it changes what the lease is, so that after a failure this is not known.
+    pub(super) fn is_conversion(self) -> bool {
+        match self {
+            Self::Extend(_) => false,
+            Self::Downgrade | Self::Raise(_) => true,
+        }
+    }
+}
+
 /// Why a lease was not changed.
 #[derive(Clone, Debug)]
 pub(crate) enum NotAmended {

@@ -20,7 +20,7 @@ impl Engine {
         if amendment == Amendment::Downgrade && holding.claim.mode == Mode::READ {
             return self.actions.push(Action::Amended { lease, result: Ok(()) });
         }
-        if !matches!(amendment, Amendment::Extend(_)) && !holding.is_only(lease) {
+        if amendment.is_conversion() && !holding.is_only(lease) {
             return self.not_amended(lease, NotAmended::EnteredAgain);
         }
         holding.amendments.push_back(Amending { lease, amendment, state: AmendmentState::Pending });
@@ -43,7 +43,7 @@ impl Engine {
             Amended::Locked => holding.put_off(now),
             Amended::Done => self.conclude_amendment(now, name, id, sent_at),
             Amended::NotHeld => match holding.amendments.front_mut() {
-                Some(Amending { amendment: Amendment::Extend(_), .. }) => {
+                Some(amending) if !amending.amendment.is_conversion() => {
                     self.lose(now, name, id, LossCause::Superseded);
                 }
                 // It was taken away, or its owner holds it elsewhere as well: the next look tells.
@@ -108,7 +108,7 @@ impl Engine {
         let Some(failed) = holding.amendments.pop_front() else {
             return;
         };
-        let is_known = matches!(failed.amendment, Amendment::Extend(_));
+        let is_known = !failed.amendment.is_conversion();
         holding.lingers |= !is_known;
         self.not_amended(failed.lease, NotAmended::Failed(failure));
         if !is_known {

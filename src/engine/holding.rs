@@ -161,8 +161,7 @@ impl Holding {
 
     /// Whether it is being shared, or given another token.
     pub(super) fn is_converting(&self) -> bool {
-        let converts = |other: &Amending| !matches!(other.amendment, Amendment::Extend(_));
-        self.amendments.iter().any(converts)
+        self.amendments.iter().any(|other| other.amendment.is_conversion())
     }
 
     /// Whether its release may give the name to an entry that was not read.

@@ -42,13 +42,14 @@ pub(crate) enum Request {
     /// Change the holder of a name, if the name still stands as it was read. Answer:
     /// [`Transitioned`](super::Response::Transitioned).
     Transition(Transition),
-    /// Move the end of a valid holding, and change whose heartbeat keeps it. Answer:
+    /// Move the end of a valid holding forward, never back, since its holder may rely on the earlier
+    /// end, and change whose heartbeat keeps it. Answer:
     /// [`Extended`](super::Response::Extended).
     Extend(Extension),
-    /// Turn an exclusive holding of one lease into a shared one, with the same token. Answer:
+    /// Turn an exclusive holding of one lease that stands into a shared one, with the same token. Answer:
     /// [`Downgraded`](super::Response::Downgraded).
     Downgrade { name: LockName, id: LeaseId, token: FencingToken },
-    /// Give an exclusive holding of one lease a higher token. Answer:
+    /// Give an exclusive holding of one lease that stands a higher token. Answer:
     /// [`Raised`](super::Response::Raised).
     Raise { name: LockName, id: LeaseId, token: FencingToken, to: FencingToken },
     /// End the holding with this token, and tell its client. Answer:
@@ -193,7 +194,7 @@ impl Extension {
     }
 }
 
-/// A new end for a holding.
+/// The earliest new end for a holding.
 #[derive(Clone, Debug)]
 pub(crate) struct Extension {
     pub(crate) name: LockName,
