@@ -357,7 +357,7 @@ impl Coordinator {
         };
         match (is_heartbeat, is_urgent) {
             (true, _) => self.executor.submit_heartbeat(body, answer_within, reply),
-            (false, true) => self.executor.submit_urgent(body, reply),
+            (false, true) => self.executor.submit_urgent(body, answer_within, reply),
             (false, false) => self.executor.submit(body, reply),
         }
     }

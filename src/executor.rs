@@ -8,8 +8,8 @@
 //! before that, its connection serves other operations. A panic ends the operation and its
 //! connection.
 //!
-//! When the heartbeat's connection is lost, the other connections are suspect, because they use the
-//! same network: idle ones are closed, and busy ones if their answers take longer than the
+//! When the heartbeat's connection is lost, or any other one is silent for too long, the others are
+//! suspect, because they use the same network: idle ones are closed, and busy ones if their answers take longer than the
 //! heartbeat's was allowed to.
 //!
 //! Operations that are ready together may be sent in one [`Batch`]. Operations that the batch
@@ -137,13 +137,14 @@ impl Executor {
     }
 
     /// Sends an operation before those that wait for a connection, and passes its answer to
-    /// `reply`.
+    /// `reply`. Without an answer in time, it is sent again on another connection.
     pub(crate) fn submit_urgent<O: Operation>(
         &self,
         operation: O,
+        answer_within: Duration,
         reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
     ) {
-        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), true);
+        self.work.push(Box::new(Task::new(operation, answer_within, self.clock(), reply)), true);
     }
 
     /// Sends a heartbeat and passes its answer to `reply`. Without an answer in time, its

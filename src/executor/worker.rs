@@ -252,6 +252,7 @@ impl Worker {
                 Err(failure) => (Vec::new(), Some(failure)),
             };
         if let Some(failure) = &failure {
+            self.suspect_others(failure);
             self.drop_broken(failure);
         }
         let _idle = self.connection.is_some().then(|| self.queue.idle());
@@ -305,6 +306,14 @@ impl Worker {
         answered(within, &mut self.suspicion, task.send(&mut *connection.session)).await
     }
 
+    /// Makes the connections of the same queue suspect, if this one was silent: the next attempt
+    /// would wait as long for another silent one.
+    fn suspect_others(&self, failure: &Failure) {
+        if let Failure::NoAnswer { within } = failure {
+            self.queue.suspect_connections(*within);
+        }
+    }
+
     /// Gives the connection up, if the failure says that it is of no use any more.
     fn drop_broken(&mut self, failure: &Failure) {
         if failure.fault() == Fault::Severed || matches!(failure, Failure::Panic(_)) {
@@ -322,6 +331,8 @@ impl Worker {
         if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::Severed) {
             suspects.suspect_connections(attempts.answer_within);
         }
+        self.suspect_others(&failure);
+        let attempts = task.attempts();
         attempts.may_linger |= failure.may_linger();
         attempts.is_repeated |= had_connection;
         self.drop_broken(&failure);
