@@ -79,15 +79,27 @@ fn push_ids<DB: RecordDialect>(query: &mut QueryBuilder<DB>, ids: &[String]) {
     query.push(")");
 }
 
+/// Reads the database's clock, in microseconds.
+async fn read_clock<DB: RecordDialect>(conn: &mut DB::Connection) -> Result<i64, sqlx::Error> {
+    let mut query = QueryBuilder::new("SELECT CAST(");
+    query.push(DB::NOW).push(" AS CHAR(20))");
+    let now = fetch_texts::<DB>(conn, &mut query).await?;
+    let micros = now.first().and_then(|now| now.trim().parse().ok());
+    micros.ok_or_else(|| sqlx::Error::Decode("the clock is not a number".into()))
+}
+
 /// Purges expired records, at most `limit`, and returns how many. If there are none, deletes
 /// orphaned steps.
 pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
+    // As a number: a database does not compare an index with a clock that moves during the
+    // statement, and would read all records to the last.
+    let now = read_clock::<DB>(conn).await?;
     let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
     query
         .push(DB::EXPIRY_INDEX_HINT)
         .push(" WHERE ")
         .push(EXPIRED)
-        .push(DB::NOW)
+        .push(now)
         .push(" ORDER BY expires_at LIMIT ")
         .push(limit)
         .push(DB::SKIP_LOCKED);
