@@ -19,7 +19,8 @@ use crate::owner::Owner;
 use crate::protocol::LeaseId;
 use crate::token::FencingToken;
 
-/// A lease that its holder has received. When it is dropped, it is released in the background.
+/// A lease that its holder has received. When it is dropped instead of released, it has reached no
+/// caller: it is released in the background, and its name is not kept.
 pub(crate) struct HeldLease {
     coordinator: Arc<Coordinator>,
     grant: Grant,
@@ -195,12 +196,12 @@ impl HeldLease {
         }
     }
 
-    /// Releases the lease. Other owners cannot acquire the name for `keep_for`.
+    /// Releases the lease. The name stays taken until the end of its `hold_at_least`.
     ///
     /// # Cancel safety
     ///
     /// The lease is released even if the future is dropped.
-    pub(crate) fn release(mut self, keep_for: Duration) -> impl Future<Output = Verdict> + Send + use<> {
+    pub(crate) fn release(mut self) -> impl Future<Output = Verdict> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         self.is_released = true;
         let lost = self.loss();
@@ -208,7 +209,7 @@ impl HeldLease {
         let lease = self.key();
         let release = |state: &mut State| {
             state.releases.insert(lease, reply);
-            Event::Release { lease, keep_for }
+            Event::Release { lease }
         };
         self.coordinator.feed_with(release, |state| state.forget(lease));
         async move {
@@ -232,10 +233,10 @@ impl Drop for HeldLease {
     fn drop(&mut self) {
         if !self.is_released {
             self.record("dropped");
-            let (lease, keep_for) = (self.key(), Duration::ZERO);
+            let lease = self.key();
             let event = match self.resumes {
                 Some(exported) => Event::HandBack { lease, exported },
-                None => Event::Release { lease, keep_for },
+                None => Event::Discard { lease },
             };
             self.coordinator.feed_with(|_| event, |state| state.forget(lease));
         }

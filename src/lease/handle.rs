@@ -217,11 +217,10 @@ impl Lease {
 
     /// Starts the release at once. Releases that start together share a statement.
     pub(crate) fn start_release(self) -> impl Future<Output = Result<()>> {
-        let hold_remainder = self.hold_remainder();
         let (name, token) = (self.name().clone(), self.token());
         let was_held = self.held().map(|_| ());
         let mut lease = self;
-        let verdict = lease.held.take().map(|held| held.release(hold_remainder));
+        let verdict = lease.held.take().map(|held| held.release());
         async move {
             was_held?;
             let Some(verdict) = verdict else {
@@ -241,12 +240,6 @@ impl Lease {
         }
     }
 
-    /// Returns how long the name stays taken after the release.
-    fn hold_remainder(&self) -> Duration {
-        let at_least = self.details.terms.hold_at_least.unwrap_or_default();
-        at_least.saturating_sub(self.client.now().since(self.details.acquired_at))
-    }
-
     pub(crate) fn loss_error(&self, cause: LossCause) -> Error {
         Error::Lost { name: self.name().clone(), token: self.token(), cause }
     }
@@ -254,9 +247,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let hold_remainder = self.hold_remainder();
         if let Some(held) = self.held.take() {
-            drop(held.release(hold_remainder));
+            drop(held.release());
         }
     }
 }

@@ -284,6 +284,36 @@ async fn hold_at_least_blocks_local_waiters() {
 }
 
 #[tokio::test]
+async fn hold_at_least_outlasts_shutdown_and_max_hold() {
+    let db = fresh().await;
+    let theirs = db.locks().await;
+    for end in ["shutdown", "drain", "max_hold"] {
+        let ours = db.locks().await;
+        let request = ours.lease(end).ttl(LONG).hold_at_least(LONG);
+        let request = if end == "max_hold" { request.max_hold(SHORT) } else { request };
+        let lease = soon("the grant", request.acquire()).await.expect("acquire");
+        let cause = match end {
+            "drain" => {
+                assert!(!soon("the drain", ours.drain(Duration::ZERO)).await.expect("drain"));
+                LossCause::Shutdown
+            }
+            "max_hold" => LossCause::MaxHold,
+            _ => LossCause::Shutdown,
+        };
+        if end == "max_hold" {
+            assert_eq!(soon("the loss", lease.lost()).await, cause);
+        }
+        // The lease has been given back after that.
+        soon("the shutdown", ours.shutdown()).await.expect("shutdown");
+        assert_eq!(soon("the loss", lease.lost()).await, cause);
+        assert!(!is_free(&theirs, end).await, "the name is taken after {end}");
+        let info = theirs.inspect(end).await.expect("inspect").expect("taken");
+        assert_eq!(info.owner, None, "no owner holds the name after {end}");
+        drop(lease);
+    }
+}
+
+#[tokio::test]
 async fn hold_at_least_adds_nothing_after_longer_hold() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
