@@ -16,8 +16,11 @@ use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Ver
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::LeaseId;
+use crate::protocol::{LeaseId, Presence, Request, Response};
 use crate::token::FencingToken;
+
+/// How long the database may take to say whether it has a lease.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
 
 /// A lease that its holder has received. When it is dropped instead of released, it has reached no
 /// caller: it is released in the background, and its name is not kept.
@@ -154,6 +157,20 @@ impl HeldLease {
     /// Reads the name again, because the lease may have been lost.
     pub(crate) fn doubt(&self) {
         self.coordinator.doubt(self.name().clone());
+    }
+
+    /// Asks the database whether it has the lease. `false`: it does not, or did not answer soon.
+    pub(crate) async fn stands(&self) -> bool {
+        let (reply, answer) = oneshot::channel();
+        let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
+        self.coordinator.executor().submit_urgent(look, |answer: crate::executor::Answer<Response>| {
+            let _ = reply.send(answer.result);
+        });
+        let is_held = |presence: &Presence| matches!(presence, Presence::Holding { remaining: Some(_), .. });
+        match timeout(LOOK_WITHIN, answer).await {
+            Ok(Ok(Ok(Response::Polled(Some(polled))))) => polled.presences.iter().any(is_held),
+            _ => false,
+        }
     }
 
     /// Changes the lease.
