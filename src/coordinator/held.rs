@@ -173,6 +173,12 @@ impl HeldLease {
         }
     }
 
+    /// Ends the lease after this time at most.
+    pub(crate) fn limit(&self, at_most: Duration) {
+        let lease = self.key();
+        self.coordinator.feed(Event::Limit { lease, at_most });
+    }
+
     /// Changes the lease.
     ///
     /// # Cancel safety

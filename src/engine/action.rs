@@ -87,6 +87,11 @@ pub(crate) enum Event {
         lease: LeaseKey,
         amendment: Amendment,
     },
+    /// The `max_hold` of a lease counts from now on.
+    Limit {
+        lease: LeaseKey,
+        at_most: Duration,
+    },
     /// The caller gives a lease to another process. The answer is among the actions that follow at
     /// once.
     Export {

@@ -176,6 +176,14 @@ impl Lease {
         })
     }
 
+    /// Counts `max_hold` from now on.
+    pub(super) fn start_max_hold(&mut self) {
+        self.details.acquired_at = self.client.now();
+        if let (Some(held), Some(at_most)) = (&self.held, self.details.terms.max_hold) {
+            held.limit(at_most);
+        }
+    }
+
     /// Returns the engine's handle, or an error if the lease has ended.
     pub(super) fn held(&self) -> Result<&HeldLease> {
         let held = self.held.as_ref().ok_or(Error::Closed)?;

@@ -226,6 +226,11 @@ impl World {
                 Amendment::Downgrade
             }
             2 if belief.mode == Mode::Exclusive => Amendment::Raise(to),
+            3 => {
+                self.tell(|| format!("client {client} limits {lease:?} to {:?}", lasts / 4));
+                self.hold_on(actor, lease);
+                return self.event(client, life, Event::Limit { lease, at_most: lasts / 4 });
+            }
             _ => {
                 self.tell(|| format!("client {client} is to export {lease:?}"));
                 return self.event(client, life, Event::Export { lease });
@@ -258,6 +263,11 @@ impl World {
         if self.profile.is_quick() && matches!(result, Err(NotAmended::Failed(_))) {
             self.violate(format!("client {client}: {lease:?} is not changed: {result:?}"));
         }
+        self.hold_on(actor, lease);
+    }
+
+    /// Lets an actor hold a changed lease for some more time.
+    fn hold_on(&mut self, actor: usize, lease: LeaseKey) {
         let id = LeaseId::from_u128(0);
         let releases_at = self.now + self.random.below(SECOND);
         self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
