@@ -45,8 +45,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use action::{
-    Action, Amendment, Answer, Event, Exported, Failure, Grant, LeaseKey, NotAmended, Patience, Refusal, RequestId,
-    Verdict, WaiterId, Wish,
+    Action, Amendment, Answer, Event, Exported, Failure, Grant, HoldTime, LeaseKey, NotAmended, Patience, Refusal,
+    RequestId, Verdict, WaiterId, Wish,
 };
 pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
@@ -206,6 +206,7 @@ impl Engine {
             Event::Acquire { waiter, wish } => self.acquire(now, waiter, wish),
             Event::Resume { waiter, wish, exported } => self.resume(now, waiter, wish, exported),
             Event::Amend { lease, amendment } => self.amend(now, lease, amendment),
+            Event::Limit { lease, at_most } => self.limit(now, lease, at_most),
             Event::Export { lease } => self.export(now, lease, None),
             Event::Delivered { lease, exported } => self.delivered(now, lease, exported),
             Event::HandBack { lease, exported } => self.hand_back(now, lease, exported),
@@ -215,7 +216,8 @@ impl Engine {
                     self.advance(now, &name);
                 }
             }
-            Event::Release { lease, keep_for } => self.release(now, lease, keep_for),
+            Event::Release { lease } => self.release(now, lease, true),
+            Event::Discard { lease } => self.release(now, lease, false),
             Event::Answer { request, answer } => self.answered(now, request, answer),
             Event::Evicted { name, token } => self.evicted(now, &name, token),
             Event::Doubted { name } => self.doubt(now, &name),
@@ -330,7 +332,8 @@ impl Engine {
         names.iter().for_each(|name| self.notified(now, name));
     }
 
-    fn release(&mut self, now: Moment, lease: LeaseKey, keep_for: Duration) {
+    /// Gives a lease back. `keeps`: its name stays taken for as long as was asked for.
+    fn release(&mut self, now: Moment, lease: LeaseKey, keeps: bool) {
         let Some((name, id)) = self.leases.remove(&lease) else {
             // It was lost just before, and its holder may wait for a verdict.
             let verdict = Verdict::Lost(LossCause::Expired);
@@ -340,8 +343,10 @@ impl Engine {
             return;
         };
         if let HoldingState::Held(leases) = &mut holding.state {
-            leases.retain(|other| other.key != lease);
+            let released = leases.extract_if(.., |other| other.key == lease).last();
             if leases.is_empty() {
+                let keeps_until = released.filter(|_| keeps).map_or(now, |released| released.keeps_until);
+                let keep_for = keeps_until.since(now);
                 holding.state = HoldingState::Releasing { lease: Some(lease), keep_for, by_transition: false };
                 holding.again_at = now;
             } else {
@@ -366,12 +371,12 @@ impl Engine {
             }
             for holding in &mut state.holdings {
                 if let HoldingState::Held(leases) = &mut holding.state {
-                    for lease in std::mem::take(leases) {
+                    let ended = std::mem::take(leases);
+                    for lease in &ended {
                         self.leases.remove(&lease.key);
                         self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::Shutdown });
                     }
-                    let keep_for = Duration::ZERO;
-                    holding.state = HoldingState::Releasing { lease: None, keep_for, by_transition: false };
+                    holding.state = HoldingState::releasing(&ended, now);
                 }
             }
             self.refuse_timed_out(now, &name, None);
@@ -437,11 +442,11 @@ impl Engine {
 }
 
 /// Lets a caller share a holding.
-fn enter(holding: &mut Holding, now: Moment, max_hold: Option<Duration>, next_lease: &mut u64) -> Grant {
+fn enter(holding: &mut Holding, now: Moment, hold_time: HoldTime, next_lease: &mut u64) -> Grant {
     *next_lease += 1;
     let lease = LeaseKey(*next_lease);
     if let HoldingState::Held(leases) = &mut holding.state {
-        leases.push(LocalLease { key: lease, ends: max_hold.map(|at_most| now + at_most) });
+        leases.push(LocalLease::new(lease, now, hold_time));
     }
     Grant { lease, name: holding.claim.name.clone(), id: holding.id(), token: holding.token }
 }

@@ -18,7 +18,7 @@ pub use access::AccessError;
 #[cfg(feature = "mysql")]
 pub(crate) use access::unusable;
 pub use cause::{FenceError, LossCause, Overtaken, RowError};
-pub(crate) use fault::{Fault, if_readable, not_writable, reason};
+pub(crate) use fault::{Fault, if_readable, no_answer_within, not_writable, reason, rounded};
 pub(crate) use report::report;
 
 /// The result of every fallible call of this crate.
@@ -36,7 +36,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The limit set with [`wait`](crate::LeaseRequest::wait) was reached while another owner held
     /// the name.
-    #[error("timed out after {waited:?} waiting for \"{name}\"")]
+    #[error("timed out after {:?} waiting for \"{name}\"", rounded(*.waited))]
     Timeout {
         /// The name that was waited for.
         name: LockName,

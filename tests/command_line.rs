@@ -178,6 +178,16 @@ async fn usage_errors_say_what_is_wrong() {
     assert_snapshot("errors-usage", &text);
 }
 
+/// The limit cuts the last attempt short, which then has no reason of its own.
+#[tokio::test]
+async fn limited_wait_names_cause_of_outage() {
+    let port = ClosedPort::reserve();
+    let mut command = bare(&["run", "-w", "1s", "deploy", "--", "make"]);
+    command.env("DATABASE_URL", format!("postgres://me:s3cret@127.0.0.1:{}/app", port.number()));
+    let ended = end(command).await.expect(69);
+    assert!(ended.stderr.contains("Connection refused"), "{}", ended.stderr);
+}
+
 #[tokio::test]
 async fn configuration_and_command_errors_say_what_to_do() {
     let (db, mut text) = (empty().await, String::new());

@@ -16,10 +16,14 @@ use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Ver
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::LeaseId;
+use crate::protocol::{LeaseId, Presence, Request, Response};
 use crate::token::FencingToken;
 
-/// A lease that its holder has received. When it is dropped, it is released in the background.
+/// How long the database may take to say whether it has a lease.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+
+/// A lease that its holder has received. When it is dropped instead of released, it has reached no
+/// caller: it is released in the background, and its name is not kept.
 pub(crate) struct HeldLease {
     coordinator: Arc<Coordinator>,
     grant: Grant,
@@ -155,6 +159,26 @@ impl HeldLease {
         self.coordinator.doubt(self.name().clone());
     }
 
+    /// Asks the database whether it has the lease. `false`: it does not, or did not answer soon.
+    pub(crate) async fn stands(&self) -> bool {
+        let (reply, answer) = oneshot::channel();
+        let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
+        self.coordinator.executor().submit_urgent(look, |answer: crate::executor::Answer<Response>| {
+            let _ = reply.send(answer.result);
+        });
+        let is_held = |presence: &Presence| matches!(presence, Presence::Holding { remaining: Some(_), .. });
+        match timeout(LOOK_WITHIN, answer).await {
+            Ok(Ok(Ok(Response::Polled(Some(polled))))) => polled.presences.iter().any(is_held),
+            _ => false,
+        }
+    }
+
+    /// Ends the lease after this time at most.
+    pub(crate) fn limit(&self, at_most: Duration) {
+        let lease = self.key();
+        self.coordinator.feed(Event::Limit { lease, at_most });
+    }
+
     /// Changes the lease.
     ///
     /// # Cancel safety
@@ -197,12 +221,12 @@ impl HeldLease {
         }
     }
 
-    /// Releases the lease. Other owners cannot acquire the name for `keep_for`.
+    /// Releases the lease. The name stays taken until the end of its `hold_at_least`.
     ///
     /// # Cancel safety
     ///
     /// The lease is released even if the future is dropped.
-    pub(crate) fn release(mut self, keep_for: Duration) -> impl Future<Output = Verdict> + Send + use<> {
+    pub(crate) fn release(mut self) -> impl Future<Output = Verdict> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         self.is_released = true;
         let lost = self.loss();
@@ -212,7 +236,7 @@ impl HeldLease {
             if !state.is_abandoned {
                 state.releases.insert(lease, reply);
             }
-            Event::Release { lease, keep_for }
+            Event::Release { lease }
         };
         self.coordinator.feed_with(release, |state| state.forget(lease));
         async move {
@@ -236,10 +260,10 @@ impl Drop for HeldLease {
     fn drop(&mut self) {
         if !self.is_released {
             self.record("dropped");
-            let (lease, keep_for) = (self.key(), Duration::ZERO);
+            let lease = self.key();
             let event = match self.resumes {
                 Some(exported) => Event::HandBack { lease, exported },
-                None => Event::Release { lease, keep_for },
+                None => Event::Discard { lease },
             };
             self.coordinator.feed_with(|_| event, |state| state.forget(lease));
         }

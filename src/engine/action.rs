@@ -34,9 +34,18 @@ pub(crate) struct Wish {
     pub(crate) ttl: Duration,
     /// The heartbeat keeps the lease.
     pub(crate) is_kept: bool,
-    pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_time: HoldTime,
     pub(crate) label: Arc<str>,
     pub(crate) patience: Patience,
+}
+
+/// For how long the name is taken after the grant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HoldTime {
+    /// Also when the lease ends here before.
+    pub(crate) at_least: Duration,
+    /// The lease ends then.
+    pub(crate) at_most: Option<Duration>,
 }
 
 /// How long a caller waits for a name.
@@ -65,15 +74,23 @@ pub(crate) enum Event {
     Cancel {
         waiter: WaiterId,
     },
-    /// The caller gives a lease back. The name stays reserved for `keep_for`.
+    /// The caller gives a lease back.
     Release {
         lease: LeaseKey,
-        keep_for: Duration,
+    },
+    /// The caller never got a lease: the name is free at once.
+    Discard {
+        lease: LeaseKey,
     },
     /// The caller changes a lease.
     Amend {
         lease: LeaseKey,
         amendment: Amendment,
+    },
+    /// The `max_hold` of a lease counts from now on.
+    Limit {
+        lease: LeaseKey,
+        at_most: Duration,
     },
     /// The caller gives a lease to another process. The answer is among the actions that follow at
     /// once.

@@ -1,5 +1,7 @@
 //! Changes of a lease that is held: a longer life, a share instead of the whole, a higher token.
 
+use std::time::Duration;
+
 use super::action::{Action, Amendment, Failure, LeaseKey, NotAmended};
 use super::holding::{Amending, AmendmentState, HoldingState, relied_on};
 use super::{Engine, Epoch};
@@ -24,6 +26,19 @@ impl Engine {
             return self.not_amended(lease, NotAmended::EnteredAgain);
         }
         holding.amendments.push_back(Amending { lease, amendment, state: AmendmentState::Pending });
+        self.advance(now, &name);
+    }
+
+    /// Ends a lease after this time at most.
+    pub(super) fn limit(&mut self, now: Moment, lease: LeaseKey, at_most: Duration) {
+        let Some((name, id)) = self.leases.get(&lease).cloned() else {
+            return;
+        };
+        if let Some(holding) = self.names.get_mut(&name).and_then(|state| state.holding(id))
+            && let HoldingState::Held(leases) = &mut holding.state
+        {
+            leases.iter_mut().filter(|other| other.key == lease).for_each(|other| other.ends = Some(now + at_most));
+        }
         self.advance(now, &name);
     }
 

@@ -78,7 +78,7 @@ impl Engine {
         if holding.is_kept {
             self.heartbeat.keep(since, ttl);
         }
-        let grant = enter(&mut holding, now, waiter.max_hold, &mut self.next_lease);
+        let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);
         let alone = holding.claim.mode == Mode::Exclusive;
         state.holdings.push(holding);
         self.report(waiter.id, grant, is_asked);
@@ -114,7 +114,7 @@ impl Engine {
             }
             let holding = &mut state.holdings[i];
             holding.want(now, other.claim.ttl, other.claim.is_kept);
-            let grant = enter(holding, now, other.max_hold, &mut self.next_lease);
+            let grant = enter(holding, now, other.hold_time, &mut self.next_lease);
             let is_asked = holding.is_asked;
             self.report(other.id, grant, is_asked);
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::IGNORED;
-use super::action::{Amendment, LeaseKey};
+use super::action::{Amendment, HoldTime, LeaseKey};
 use super::heartbeat::{Epoch, Heartbeat};
 use crate::clock::{Moment, reliance};
 use crate::mutation::{Mutation, is_on};
@@ -17,6 +17,14 @@ pub(super) struct LocalLease {
     pub(super) key: LeaseKey,
     /// When its `max_hold` is over.
     pub(super) ends: Option<Moment>,
+    /// The name stays taken until then, also when the lease ends here before.
+    pub(super) keeps_until: Moment,
+}
+
+impl LocalLease {
+    pub(super) fn new(key: LeaseKey, now: Moment, HoldTime { at_least, at_most }: HoldTime) -> Self {
+        Self { key, ends: at_most.map(|at_most| now + at_most), keeps_until: now + at_least }
+    }
 }
 
 /// A change that a lease waits for.
@@ -48,6 +56,14 @@ pub(super) enum HoldingState {
         /// Entries wait, and the next holder must be decided from what was read.
         by_transition: bool,
     },
+}
+
+impl HoldingState {
+    /// Begins to give a holding back, of which `last` were the last leases.
+    pub(super) fn releasing(last: &[LocalLease], now: Moment) -> Self {
+        let keep_for = last.iter().map(|lease| lease.keeps_until.since(now)).max().unwrap_or_default();
+        Self::Releasing { lease: None, keep_for, by_transition: false }
+    }
 }
 
 /// A holding of this client, which the store knows by its claim's identity.

@@ -71,13 +71,13 @@ impl Engine {
                 continue;
             }
             if let HoldingState::Held(leases) = &mut holding.state {
-                for lease in leases.extract_if(.., |lease| lease.ends.is_some_and(|at| at <= now)) {
+                let ended: Vec<_> = leases.extract_if(.., |lease| lease.ends.is_some_and(|at| at <= now)).collect();
+                for lease in &ended {
                     self.leases.remove(&lease.key);
                     self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::MaxHold });
                 }
                 if leases.is_empty() {
-                    let keep_for = Duration::ZERO;
-                    holding.state = HoldingState::Releasing { lease: None, keep_for, by_transition: false };
+                    holding.state = HoldingState::releasing(&ended, now);
                 }
             }
         }

@@ -19,7 +19,7 @@ fn wish(name: &str, patience: Patience) -> Wish {
         mode: Mode::Exclusive,
         ttl: Duration::from_secs(10),
         is_kept: true,
-        max_hold: None,
+        hold_time: HoldTime::default(),
         label: "".into(),
         patience,
     }
@@ -136,6 +136,44 @@ fn request_before_a_confirmation_is_looked_up() {
     assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", store.actions);
     store.answer(is_poll, polled(5));
     assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
+}
+
+/// Ends a lease after a second, and returns for how long its release keeps the name.
+fn kept_after(end: impl FnOnce(&mut Conversation, LeaseKey)) -> Duration {
+    let mut store = Conversation::new();
+    let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: Some(Duration::from_secs(2)) };
+    let wish = Wish { hold_time, ..wish("a", Patience::Wait(None)) };
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish });
+    let token = FencingToken::new(5).expect("a token");
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    let lease = store.actions.iter().find_map(|action| match action {
+        Action::Granted { grant, .. } => Some(grant.lease),
+        _ => None,
+    });
+    store.pass(Duration::from_secs(1));
+    end(&mut store, lease.expect("a lease"));
+    let release = store.open.iter().find_map(|(_, body)| match body {
+        Request::Release(release) => Some(release.keep_for),
+        // The queue is read first.
+        Request::Read { .. } => Some(Duration::ZERO),
+        _ => None,
+    });
+    release.unwrap_or_else(|| panic!("not released: {:?}", store.open))
+}
+
+#[test]
+fn name_is_kept_however_its_lease_ends() {
+    let remainder = Duration::from_secs(29);
+    assert_eq!(kept_after(|store, lease| store.feed(Event::Release { lease })), remainder);
+    assert_eq!(kept_after(|store, _| store.feed(Event::Close)), remainder);
+    // At its max_hold.
+    let second = Duration::from_secs(1);
+    assert_eq!(kept_after(|store, _| store.pass(second)), remainder - second);
+}
+
+#[test]
+fn name_of_undelivered_lease_is_not_kept() {
+    assert_eq!(kept_after(|store, lease| store.feed(Event::Discard { lease })), Duration::ZERO);
 }
 
 fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {

@@ -1,7 +1,5 @@
 //! A lease on its way from one process to another.
 
-use std::time::Duration;
-
 use super::action::{Action, Exported, LeaseKey, NotAmended, Refusal, WaiterId, Wish};
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT};
@@ -54,7 +52,7 @@ impl Engine {
         }
         let (claim_id, client, holder) = (self.new_id(), self.heartbeat.client, self.holder.clone());
         let state = self.names.entry(wish.name.clone()).or_default();
-        let Wish { name, owner, mode, ttl, is_kept, max_hold, label, patience, .. } = wish;
+        let Wish { name, owner, mode, ttl, is_kept, hold_time, label, patience, .. } = wish;
         let is_alone = mode == Mode::Exclusive;
         let held = state.holdings.iter_mut().find(|h| h.can_be_entered() && h.claim.owner == owner && is_alone);
         if let Some(holding) = held {
@@ -62,7 +60,7 @@ impl Engine {
                 return self.refuse(id, Refusal::Lost);
             }
             holding.want(now, ttl, is_kept);
-            let grant = enter(holding, now, max_hold, &mut self.next_lease);
+            let grant = enter(holding, now, hold_time, &mut self.next_lease);
             let is_asked = holding.is_asked;
             self.report(id, grant, is_asked);
             return self.advance(now, &name);
@@ -72,7 +70,7 @@ impl Engine {
             id,
             claim: Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label },
             reenters: true,
-            max_hold,
+            hold_time,
             since: now,
             patience,
             state: waiter_state,
@@ -134,7 +132,7 @@ impl Engine {
         let known = self.leases.get(&lease).and_then(|(name, id)| self.names.get_mut(name)?.holding(*id));
         match known {
             Some(holding) if holding.is_adopted => self.export(now, lease, Some(exported.id)),
-            _ => self.release(now, lease, Duration::ZERO),
+            _ => self.release(now, lease, false),
         }
     }
 

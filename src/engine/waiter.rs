@@ -1,8 +1,6 @@
 //! A caller that wants a name, and how its claim stands in the store.
 
-use std::time::Duration;
-
-use super::action::{Exported, Patience, WaiterId};
+use super::action::{Exported, HoldTime, Patience, WaiterId};
 use super::heartbeat::Epoch;
 use crate::clock::Moment;
 use crate::protocol::{Claim, Extension, Mode};
@@ -28,7 +26,7 @@ pub(super) struct Waiter {
     pub(super) id: WaiterId,
     pub(super) claim: Claim,
     pub(super) reenters: bool,
-    pub(super) max_hold: Option<Duration>,
+    pub(super) hold_time: HoldTime,
     pub(super) since: Moment,
     pub(super) patience: Patience,
     pub(super) state: WaiterState,

@@ -24,7 +24,7 @@ impl Engine {
         let claim_id = self.new_id();
         let client = self.heartbeat.client;
         let state = self.names.entry(wish.name.clone()).or_default();
-        let Wish { name, owner, reenters, mode, ttl, is_kept, max_hold, label, patience } = wish;
+        let Wish { name, owner, reenters, mode, ttl, is_kept, hold_time, label, patience } = wish;
         // A holding that no heartbeat keeps, and that is about to end, is not entered any more.
         let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
@@ -34,7 +34,7 @@ impl Engine {
             match (holding.claim.mode, mode) {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
                     holding.want(now, ttl, is_kept);
-                    let grant = enter(holding, now, max_hold, &mut self.next_lease);
+                    let grant = enter(holding, now, hold_time, &mut self.next_lease);
                     let is_asked = holding.is_asked;
                     self.report(id, grant, is_asked);
                     return self.advance(now, &name);
@@ -54,7 +54,7 @@ impl Engine {
             id,
             claim,
             reenters,
-            max_hold,
+            hold_time,
             since: now,
             patience,
             state: WaiterState::New,

@@ -47,8 +47,9 @@ impl LossCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
-    /// The transaction belongs to another kind of database than the lease.
-    #[error("it belongs to another kind of database than the lease")]
+    /// The transaction belongs to another database than the lease, or to a copy of it that does not
+    /// have the lease, as a node that lags.
+    #[error("it belongs to another database than the lease")]
     OtherDatabase,
     /// A fence inside a savepoint would end with it.
     #[error("it is inside a savepoint; fence the outermost transaction, as its first statement")]

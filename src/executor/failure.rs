@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::{AccessError, Error, Fault};
+use crate::error::{AccessError, Error, Fault, no_answer_within};
 
 /// Why a request was not answered.
 pub(super) enum Failure {
@@ -45,7 +45,7 @@ impl Failure {
     pub(super) fn reason(&self) -> String {
         match self {
             Self::Refused(error) | Self::Unconnected(Some(error)) => crate::error::reason(error),
-            Self::NoAnswer { within } => format!("no answer came within {within:?}"),
+            Self::NoAnswer { within } => no_answer_within(*within),
             Self::Unconnected(None) => "no connection could be opened in time".into(),
             Self::Panic(message) => format!("a panic on the way: {message}"),
         }

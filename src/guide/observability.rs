@@ -62,6 +62,7 @@
 //! | `holder`, `label`, `owner` | the client, the label, the owner |
 //! | `token` | of a holder: the fencing token |
 //! | `acquired_at`, `waiting_since` | of a holder; of a waiter |
+//! | `note` | of a holder: what it has [written](crate::Lease::set_note) |
 //! | `expires_at` | when the holding, or the place in the queue, ends without a further heartbeat |
 //!
 //! ```sql

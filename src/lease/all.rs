@@ -79,7 +79,8 @@ impl LeaseAllRequest {
         self
     }
 
-    /// Limits the holding, as [`LeaseRequest::max_hold`].
+    /// Limits the holding of all names together, as [`LeaseRequest::max_hold`]. The time counts from
+    /// the last grant: the wait for the other names is no part of it.
     pub fn max_hold(mut self, at_most: Duration) -> Self {
         self.request = self.request.max_hold(at_most);
         self
@@ -176,7 +177,9 @@ impl LeaseAllRequest {
             let request = self.request.clone().with_name(name.as_str());
             let request = if reenters { request.owner(owner) } else { request.owner_without_reentry(owner) };
             let terms = request.terms;
-            let wish = request.into_wish(patience)?;
+            let mut wish = request.into_wish(patience)?;
+            // It begins when all names are held.
+            wish.hold_time.at_most = None;
             let (mode, ttl) = (wish.mode, wish.ttl);
             match client.coordinator.acquire(wish).await {
                 Ok(held) => leases.push(Lease::new(Arc::clone(&client), held, mode, ttl, terms)),
@@ -193,7 +196,10 @@ impl LeaseAllRequest {
         }
         match leases.iter().find(|lease| !lease.is_held()) {
             Some(lost) => Err(lost.loss_error(lost.loss_cause())),
-            None => Ok(Ok(LeaseAll { leases })),
+            None => {
+                leases.iter_mut().for_each(Lease::start_max_hold);
+                Ok(Ok(LeaseAll { leases }))
+            }
         }
     }
 }

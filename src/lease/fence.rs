@@ -42,8 +42,8 @@ impl Lease {
     /// # Errors
     ///
     /// [`Error::Lost`] when the lease has ended: nothing was written. [`Error::Fence`] when the
-    /// transaction belongs to another kind of database, is not open, is inside a savepoint, or
-    /// began to read before the lease. After an error, roll back.
+    /// transaction belongs to another database, is not open, is inside a savepoint, or began to read
+    /// before the lease: the lease is held as before. After an error, roll back.
     ///
     /// # Cancel safety
     ///
@@ -73,6 +73,9 @@ impl Lease {
             Ok(FenceOutcome::Superseded) => {
                 // Looks the lease up at once, so that its other users learn of the loss.
                 held.doubt();
+                if held.stands().await {
+                    return Err(Error::Fence(FenceError::OtherDatabase));
+                }
                 Err(self.loss_error(LossCause::Superseded))
             }
             Ok(FenceOutcome::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),

@@ -176,6 +176,14 @@ impl Lease {
         })
     }
 
+    /// Counts `max_hold` from now on.
+    pub(super) fn start_max_hold(&mut self) {
+        self.details.acquired_at = self.client.now();
+        if let (Some(held), Some(at_most)) = (&self.held, self.details.terms.max_hold) {
+            held.limit(at_most);
+        }
+    }
+
     /// Returns the engine's handle, or an error if the lease has ended.
     pub(super) fn held(&self) -> Result<&HeldLease> {
         let held = self.held.as_ref().ok_or(Error::Closed)?;
@@ -217,11 +225,10 @@ impl Lease {
 
     /// Starts the release at once. Releases that start together share a statement.
     pub(crate) fn start_release(self) -> impl Future<Output = Result<()>> {
-        let hold_remainder = self.hold_remainder();
         let (name, token) = (self.name().clone(), self.token());
         let was_held = self.held().map(|_| ());
         let mut lease = self;
-        let verdict = lease.held.take().map(|held| held.release(hold_remainder));
+        let verdict = lease.held.take().map(|held| held.release());
         async move {
             was_held?;
             let Some(verdict) = verdict else {
@@ -236,12 +243,6 @@ impl Lease {
         }
     }
 
-    /// Returns how long the name stays taken after the release.
-    fn hold_remainder(&self) -> Duration {
-        let at_least = self.details.terms.hold_at_least.unwrap_or_default();
-        at_least.saturating_sub(self.client.now().since(self.details.acquired_at))
-    }
-
     pub(crate) fn loss_error(&self, cause: LossCause) -> Error {
         Error::Lost { name: self.name().clone(), token: self.token(), cause }
     }
@@ -249,9 +250,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let hold_remainder = self.hold_remainder();
         if let Some(held) = self.held.take() {
-            drop(held.release(hold_remainder));
+            drop(held.release());
         }
     }
 }

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::engine::Refusal;
-use crate::error::Error;
+use crate::error::{Error, no_answer_within};
 use crate::name::LockName;
 
 /// Makes the error of a request that was not granted.
@@ -21,7 +21,9 @@ pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, s
             Error::Unavailable { attempted: "acquire", reason, source: None }
         }
         Refusal::NoAnswer => {
-            let reason = format!("no answer came within {waited:?}");
+            // The limit may have cut an attempt short: the one before it has failed for a reason.
+            let failure = client.coordinator.executor().last_failure();
+            let reason = failure.unwrap_or_else(|| no_answer_within(waited));
             Error::Unavailable { attempted: "acquire", reason, source: None }
         }
         Refusal::Conversion { name } => {

@@ -13,7 +13,7 @@ use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::{CENTURY, Moment};
 use crate::coordinator::{Acquisition, HeldLease};
-use crate::engine::{Patience, Refusal, Wish};
+use crate::engine::{HoldTime, Patience, Refusal, Wish};
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
@@ -180,7 +180,9 @@ impl LeaseRequest {
     }
 
     /// Keeps the name taken for at least this long after it was acquired, also when it is released
-    /// earlier: for jobs that are shorter than the differences between the clocks that start them.
+    /// earlier, as by a shutdown or at [`max_hold`](Self::max_hold): for jobs that are shorter than
+    /// the differences between the clocks that start them. A lease that expires, as when its process
+    /// dies, or is evicted frees the name earlier.
     /// Of several acquisitions of one owner, the one that is released last decides.
     pub fn hold_at_least(mut self, at_least: Duration) -> Self {
         self.terms.hold_at_least = Some(at_least);
@@ -346,7 +348,10 @@ impl LeaseRequest {
             mode,
             ttl: self.terms.bound(ttl, Duration::ZERO),
             is_kept: self.terms.renew,
-            max_hold: self.terms.max_hold,
+            hold_time: HoldTime {
+                at_least: self.terms.hold_at_least.unwrap_or_default(),
+                at_most: self.terms.max_hold,
+            },
             label: self.label.into(),
             patience,
         })

@@ -11,7 +11,7 @@ use super::handle::{Lease, LeaseDetails, LeaseTerms};
 use super::refusal::refusal_error;
 use super::request::TRY_TIMEOUT;
 use crate::client::Client;
-use crate::engine::{Exported, Patience, Refusal, Wish};
+use crate::engine::{Exported, HoldTime, Patience, Refusal, Wish};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -144,7 +144,7 @@ impl Lease {
             mode,
             ttl,
             is_kept: true,
-            max_hold: None,
+            hold_time: HoldTime::default(),
             label: "".into(),
             patience: Patience::Try(client.now() + TRY_TIMEOUT),
         };

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use super::nodes::{Nodes, QuorumOptions};
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, no_answer_within};
 use crate::lease::handle::Lease;
 use crate::lease::request::LeaseRequest;
 use crate::name::LockName;
@@ -178,7 +178,7 @@ impl Round {
 }
 
 fn no_answer_error(within: Duration) -> Error {
-    let reason = format!("no answer came within {within:?}");
+    let reason = no_answer_within(within);
     Error::Unavailable { attempted: "acquire", reason, source: None }
 }
 

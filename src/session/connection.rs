@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::liveness::Liveness;
 use crate::backend::{SessionLocks, StoreFuture};
 use crate::clock::Moment;
-use crate::error::{Fault, LossCause};
+use crate::error::{Fault, LossCause, no_answer_within};
 
 /// How often the connection proves that its session, or its directory of files, is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ impl SessionConnection {
                 Err(Failure::Refused(error))
             }
             Ok(Err(error)) => Err(Failure::Lost(error.to_string())),
-            Err(_) => Err(Failure::Lost(format!("no answer came within {limit:?}"))),
+            Err(_) => Err(Failure::Lost(no_answer_within(limit))),
         }
     }
 

@@ -13,7 +13,7 @@ use super::lock::SessionLock;
 use super::message::{Grant, Message, Waiter};
 use crate::backend::{Kind, SessionHolder};
 use crate::client::Client;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, no_answer_within};
 use crate::name::LockName;
 
 /// How long a try waits for the database: longer than it takes to give up a connection and to find
@@ -215,5 +215,5 @@ impl Drop for PendingRequest {
 }
 
 fn no_answer_error(attempted: &'static str, waited: Duration) -> Error {
-    Error::Unavailable { attempted, reason: format!("no answer came within {waited:?}"), source: None }
+    Error::Unavailable { attempted, reason: no_answer_within(waited), source: None }
 }

@@ -44,9 +44,9 @@ const EPOCH: i64 = 1_700_000_000_000_000;
 /// How long an attempt to send a request waits for its answer, and how many attempts there are.
 const ATTEMPT: u64 = 400 * MILLISECOND;
 const ATTEMPTS: u32 = 3;
-/// How long a name may be free while a caller waits: the longest TTL, fence and `keep_for` of the
-/// callers, a grant to a dead client, and an entry that is added late.
-const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 1_500 * MILLISECOND + 2 * 3 * SECOND + SECOND;
+/// How long a name may be free while a caller waits: the longest TTL, fence and `hold_at_least` of
+/// the callers, a grant to a dead client, and an entry that is added late.
+const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 2_500 * MILLISECOND + 2 * 3 * SECOND + SECOND;
 /// How long a statement waits for a locked row.
 const LOCK_WAIT: u64 = SECOND;
 /// How long the client of an evicted holder may take to notice, without faults.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use sqlock::lease::FenceError;
 use sqlock::{Error, Lease, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{sleep, timeout};
@@ -190,6 +191,26 @@ async fn fence_fails_after_a_takeover() {
     add_one(&mut tx, 1).await.expect("write");
     tx.commit().await.expect("commit");
     assert_eq!(books.value(1).await, 1);
+}
+
+/// The tables of this crate are in both databases, and the lease is in one of them.
+#[tokio::test]
+async fn fence_in_another_database_loses_nothing() {
+    let (books, elsewhere) = (books().await, books().await);
+    let ours = books.db.locks().await;
+    let requests = [ours.lease("a"), ours.lease("b").shared(), ours.semaphore("c", 3).request(1).expect("a permit")];
+    for request in requests {
+        let lease = soon("the grant", request.acquire()).await.expect("acquire");
+        let mut tx = elsewhere.pool.begin().await.expect("begin");
+        let error = soon("the answer", lease.fence(&mut tx)).await.expect_err("another database");
+        assert!(matches!(error, Error::Fence(FenceError::OtherDatabase)), "{error}");
+        tx.rollback().await.expect("rollback");
+        assert!(lease.is_held());
+        let mut tx = books.pool.begin().await.expect("begin");
+        lease.fence(&mut tx).await.expect("its own database");
+        tx.rollback().await.expect("rollback");
+        lease.release().await.expect("it was held to the end");
+    }
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlock::lease::LeaseAllRequest;
 use sqlock::{Error, FencingToken, LeaseAll, Locks, LossCause, Owner};
@@ -108,6 +108,25 @@ async fn invalid_requests_are_refused_before_any_statement() {
     let most = soon("64 names", locks.lease_all(many.into_iter().take(64)).acquire()).await.expect("acquire");
     assert_eq!(most.tokens().len(), 64);
     most.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn max_hold_counts_from_the_last_grant() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let max_hold = Duration::from_secs(2);
+    let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let waits = enqueue(&theirs, all(&ours, &["a", "b"]).max_hold(max_hold), "b", 0).await;
+    // The wait for the last name lasts longer than the work may.
+    sleep(max_hold + Duration::from_millis(500)).await;
+    let released_at = Instant::now();
+    b.release().await.expect("release");
+    let held = granted(waits).await;
+    assert_eq!(soon("the loss", held.lost()).await, LossCause::MaxHold);
+    assert!(released_at.elapsed() >= max_hold, "{:?}", released_at.elapsed());
+    for name in ["a", "b"] {
+        soon("the turn", theirs.lease(name).acquire()).await.expect("acquire").release().await.expect("release");
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use super::super::checker::{self, Belief};
 use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent, owner};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
-    Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Patience, Refusal, Verdict, WaiterId, Wish,
+    Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Patience, Refusal, Verdict, WaiterId, Wish,
 };
 use crate::error::LossCause;
 use crate::name::LockName;
@@ -83,11 +83,15 @@ impl World {
             mode,
             ttl: Duration::from_millis(ttl),
             is_kept,
-            max_hold: self.random.permille(100).then(|| Duration::from_millis(1_500)),
+            hold_time: HoldTime {
+                at_least: Duration::from_millis(if self.random.permille(100) { self.random.below(2_500) } else { 0 }),
+                at_most: self.random.permille(100).then(|| Duration::from_millis(1_500)),
+            },
             label: "".into(),
             patience,
         };
-        let text = format!("{name} {mode:?} ttl {ttl} {patience:?} kept {} reenters {reenters}", wish.is_kept);
+        let (is_kept, hold_time) = (wish.is_kept, wish.hold_time);
+        let text = format!("{name} {mode:?} ttl {ttl} {patience:?} kept {is_kept} reenters {reenters} {hold_time:?}");
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
         let patient = patience == Patience::Wait(None);
         let (is_try, since) = (kind < 3, self.now);
@@ -222,6 +226,11 @@ impl World {
                 Amendment::Downgrade
             }
             2 if belief.mode == Mode::Exclusive => Amendment::Raise(to),
+            3 => {
+                self.tell(|| format!("client {client} limits {lease:?} to {:?}", lasts / 4));
+                self.hold_on(actor, lease);
+                return self.event(client, life, Event::Limit { lease, at_most: lasts / 4 });
+            }
             _ => {
                 self.tell(|| format!("client {client} is to export {lease:?}"));
                 return self.event(client, life, Event::Export { lease });
@@ -254,6 +263,11 @@ impl World {
         if self.profile.is_quick() && matches!(result, Err(NotAmended::Failed(_))) {
             self.violate(format!("client {client}: {lease:?} is not changed: {result:?}"));
         }
+        self.hold_on(actor, lease);
+    }
+
+    /// Lets an actor hold a changed lease for some more time.
+    fn hold_on(&mut self, actor: usize, lease: LeaseKey) {
         let id = LeaseId::from_u128(0);
         let releases_at = self.now + self.random.below(SECOND);
         self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
@@ -306,7 +320,7 @@ impl World {
             mode,
             ttl: Duration::from_millis(2_000),
             is_kept: true,
-            max_hold: None,
+            hold_time: HoldTime::default(),
             label: "".into(),
             patience: Patience::Try(now + Duration::from_secs(5)),
         };
@@ -330,9 +344,8 @@ impl World {
         self.evicted.remove(&(client, lease));
         let asked_at = self.store_clock();
         self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
-        let keep_for = Duration::from_millis(if self.random.permille(100) { self.random.below(1_500) } else { 0 });
-        self.tell(|| format!("client {client} releases {lease:?}, kept for {keep_for:?}"));
-        self.event(client, life, Event::Release { lease, keep_for });
+        self.tell(|| format!("client {client} releases {lease:?}"));
+        self.event(client, life, Event::Release { lease });
     }
 
     pub(super) fn released(&mut self, client: usize, lease: LeaseKey, verdict: &Verdict) {
