@@ -163,7 +163,7 @@ impl HeldLease {
     pub(crate) async fn stands(&self) -> bool {
         let (reply, answer) = oneshot::channel();
         let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
-        self.coordinator.executor().submit_urgent(look, |answer: crate::executor::Answer<Response>| {
+        self.coordinator.executor().submit_urgent(look, LOOK_WITHIN, |answer: crate::executor::Answer<Response>| {
             let _ = reply.send(answer.result);
         });
         let is_held = |presence: &Presence| matches!(presence, Presence::Holding { remaining: Some(_), .. });
