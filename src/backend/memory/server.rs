@@ -92,7 +92,8 @@ impl MemoryServer {
                 state.refused.insert(name.clone(), token);
                 true
             }
-            _ => state.refused.contains_key(name),
+            // The stranger may have been evicted.
+            _ => state.refused.get(name).is_some_and(|token| state.model.tokens(name).contains(token)),
         }
     }
 
