@@ -45,8 +45,8 @@ pub(super) async fn read(conn: &mut MySqlConnection, name: &LockName) -> Result<
     row.map(|row| row.text("note")).transpose()
 }
 
-/// Selects the notes of former holders, unless that is the latest one of its name. A holder may share
-/// the name with a later one.
+/// Selects the notes of former holders, unless that is the latest one of its name. A holder may
+/// share the name with a later one.
 #[rustfmt::skip]
 macro_rules! stale {
     ($names:literal) => {

@@ -17,8 +17,8 @@ macro_rules! is_former {
 }
 
 // $1 name, $2 id, $3 token, $4 note. The note has a row of its own: it passes fences, and its token
-// keeps it apart from those of other holders. The notes of earlier ones go: without a sweeper too, a
-// name has few.
+// keeps it apart from those of other holders. The notes of earlier ones go: without a sweeper too,
+// a name has few.
 #[rustfmt::skip]
 const WRITE: &str = concat!("
 WITH former AS (
