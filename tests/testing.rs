@@ -99,6 +99,24 @@ async fn name_taken_after_eviction_is_not_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn slow_release_does_not_prolong_the_wait() {
+    const WAIT: Duration = Duration::from_secs(2);
+    let memory = Memory::new();
+    let locks = memory.locks();
+    assert!(memory.refuse("b").expect("a name"));
+    let mut events = locks.events();
+    let start = Instant::now();
+    let waiter = tokio::spawn(locks.lease_all(["a", "b"]).wait(WAIT).acquire());
+    is_waiting(&mut events).await;
+    memory.delay(Duration::from_secs(5));
+    waiter.await.expect("no panic").expect_err("b is refused");
+    assert!((WAIT..WAIT + Duration::from_millis(500)).contains(&start.elapsed()), "{:?}", start.elapsed());
+    memory.delay(Duration::ZERO);
+    let lease = memory.locks().lease("a").acquire().await.expect("the release goes on");
+    lease.release().await.expect("held to the end");
+}
+
+#[tokio::test(start_paused = true)]
 async fn evicted_holder_learns_within_a_second() {
     let memory = Memory::new();
     let locks = memory.locks();
