@@ -82,6 +82,16 @@ async fn request_ends_command_when_run_allows_it() {
 }
 
 #[tokio::test]
+async fn request_sends_the_chosen_signal() {
+    let fixture = CommandFixture::new().await;
+    let script = TRAPPING.replace("TERM", "USR1");
+    let mut holder = fixture.start(&["--release-on-request", "--signal", "USR1", "a"], &script).up().await;
+    run(&fixture.db, &["unlock", "a", "--ask"]).await.expect(0);
+    assert_eq!(holder.report.line().await, "USR1");
+    holder.end().await.expect(7);
+}
+
+#[tokio::test]
 async fn request_only_prints_note_by_default() {
     let fixture = CommandFixture::new().await;
     let holder = fixture.start(&["a"], OBEDIENT).up().await;
