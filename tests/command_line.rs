@@ -229,6 +229,40 @@ async fn configuration_and_command_errors_say_what_to_do() {
 }
 
 #[tokio::test]
+async fn password_in_wrong_place_is_not_shown() {
+    const SHAPES: [&str; 7] = [
+        "@postgres://u:s3cret@h/d",
+        "@mysql:u:s3cret@h",
+        "@u:s3cret@h",
+        "@host=h password=s3cret",
+        "postgres:u:s3cret@h/d",
+        "postgres://u:1/s3cret@h/d",
+        "mysql://h/d?password=s3cret&mode",
+    ];
+    for shape in SHAPES {
+        let ended = said(&["-D", shape, "ls"]).await;
+        assert!(!ended.stderr.contains("s3cret"), "{shape}: {}", ended.stderr);
+        assert!([69, 78].contains(&ended.code()), "{shape}: {}", ended.stderr);
+    }
+    let ended = said(&["-D", SHAPES[0], "ls"]).await.expect(78);
+    assert!(ended.stderr.contains("a URL is written without the first @"), "{}", ended.stderr);
+    for shape in SHAPES.into_iter().chain(["postgres://u:s3cret://s3cret@h/d", "u:s3cret\u{7}s3cret@h"]) {
+        for arguments in [&["ls", "name", shape][..], &["run", "name", "--ttl", shape, "--", "true"], &[shape]] {
+            let ended = said(arguments).await.expect(64);
+            assert!(!ended.stderr.contains("s3cret"), "{arguments:?}: {}", ended.stderr);
+        }
+    }
+}
+
+#[tokio::test]
+async fn url_without_slashes_is_refused() {
+    for url in ["postgres:u:p@h/d", "postgresql:d", "mysql:d", "mariadb:u@h/d", "postgres:"] {
+        let ended = said(&["-D", url, "ls"]).await.expect(78);
+        assert!(ended.stderr.contains("--database-url must begin with postgres://"), "{}", ended.stderr);
+    }
+}
+
+#[tokio::test]
 async fn conflict_message_names_the_holder() {
     let (db, locks, lease) = busy().await;
     let mut text = String::new();

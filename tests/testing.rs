@@ -86,6 +86,37 @@ async fn stranger_refuses_tries_and_lets_waiters_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn name_taken_after_eviction_is_not_refused() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    assert!(memory.refuse("a").expect("a name") && memory.refuse("a").expect("a name"));
+    assert_eq!(memory.evict("a").expect("a name"), 1);
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    assert!(!memory.refuse("a").expect("a name"), "a client holds it");
+    lease.release().await.expect("held to the end");
+    assert!(memory.refuse("a").expect("a name"));
+    assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_release_does_not_prolong_the_wait() {
+    const WAIT: Duration = Duration::from_secs(2);
+    let memory = Memory::new();
+    let locks = memory.locks();
+    assert!(memory.refuse("b").expect("a name"));
+    let mut events = locks.events();
+    let start = Instant::now();
+    let waiter = tokio::spawn(locks.lease_all(["a", "b"]).wait(WAIT).acquire());
+    is_waiting(&mut events).await;
+    memory.delay(Duration::from_secs(5));
+    waiter.await.expect("no panic").expect_err("b is refused");
+    assert!((WAIT..WAIT + Duration::from_millis(500)).contains(&start.elapsed()), "{:?}", start.elapsed());
+    memory.delay(Duration::ZERO);
+    let lease = memory.locks().lease("a").acquire().await.expect("the release goes on");
+    lease.release().await.expect("held to the end");
+}
+
+#[tokio::test(start_paused = true)]
 async fn evicted_holder_learns_within_a_second() {
     let memory = Memory::new();
     let locks = memory.locks();
@@ -239,6 +270,19 @@ async fn null_locks_exclude_nobody_and_lose_nothing() {
     assert!(last.is_held());
     assert!(locks.drain(Duration::ZERO).await.is_ok_and(|is_drained| !is_drained));
     assert!(!last.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn exported_null_lock_can_be_resumed() {
+    let locks = null_locks();
+    for request in [locks.lease("a"), locks.lease("a").shared()] {
+        let lease = request.acquire().await.expect("acquire");
+        let token = lease.token();
+        let exported = lease.export().expect("export").to_string();
+        let lease = locks.resume(exported.parse().expect("an exported lease")).await.expect("resume");
+        assert_eq!(lease.token(), token);
+        lease.release().await.expect("held to the end");
+    }
 }
 
 #[cfg(feature = "sqlite")]

@@ -13,7 +13,7 @@
 //! | enter again, in the same client | 0 |
 //! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction |
 //! | a request that takes effect once | 2, in its transaction: the claim and the result; MySQL and MariaDB 1 more on a connection of the client. A repetition: 2, there 1 |
-//! | [`set_note`](crate::Lease::set_note), [`last_note`](crate::Locks::last_note) | 1 |
+//! | [`set_note`](crate::Lease::set_note), [`last_note`](crate::Locks::last_note) | 1; MySQL, MariaDB: the first `set_note` of a holding 2, or 3 where it deletes the note of a former holder |
 //! | [`ask_to_release`](crate::Locks::ask_to_release) | 1; each client that is asked looks its leases up, 1 for each |
 //! | `is_held`, `lost`, `revoke_requested`, `token` | 0 |
 //!

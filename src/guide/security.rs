@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | leases: acquire, wait, renew, release, fence, evict | `sqlock_client`, `sqlock_lease` | SELECT, INSERT, UPDATE |
 //! | leases | `sqlock_entry` | SELECT, INSERT, UPDATE, DELETE |
-//! | leases: notes | `sqlock_note` | SELECT, INSERT, UPDATE |
+//! | leases: notes | `sqlock_note` | SELECT, INSERT, UPDATE, DELETE |
 //! | row locks by name | `sqlock_row` | SELECT, INSERT, UPDATE |
 //! | idempotency, with the rights for leases | `sqlock_idem`, `sqlock_idem_step` | SELECT, INSERT, UPDATE, DELETE |
 //! | idempotency: resolving unknown outcomes | `sqlock_idem_resolution` | SELECT, INSERT |

@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use sqlx::Transaction;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::handle::Lease;
 use super::refusal::refusal_error;
@@ -25,6 +25,10 @@ use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
+
+/// How long a failed request waits for the release of the acquired names after its limit: a running
+/// database answers in this time.
+const RELEASE_GRACE: Duration = Duration::from_millis(100);
 
 /// The most names in one request.
 const MAX_NAMES: usize = 64;
@@ -67,7 +71,8 @@ impl LeaseAllRequest {
         self
     }
 
-    /// Limits the wait for all names together, as [`LeaseRequest::wait`].
+    /// Limits the wait for all names together, as [`LeaseRequest::wait`]. After the limit, the names
+    /// that were acquired are released in the background if the database does not answer at once.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.request = self.request.wait(at_most);
         self
@@ -113,12 +118,13 @@ impl LeaseAllRequest {
     /// Dropping the future leaves the queue, and releases what was acquired.
     pub async fn acquire(self) -> Result<LeaseAll> {
         let start = Instant::now();
-        let wait = self.request.wait_limit();
-        let patience = match wait {
-            Some(wait) if wait.is_zero() => Patience::Try(self.request.client().now() + TRY_TIMEOUT),
-            wait => Patience::Wait(wait.map(|wait| self.request.client().now() + wait)),
+        let now = self.request.client().now();
+        let (patience, limit) = match self.request.wait_limit() {
+            Some(wait) if wait.is_zero() => (Patience::Try(now + TRY_TIMEOUT), Some(TRY_TIMEOUT)),
+            wait => (Patience::Wait(wait.map(|wait| now + wait)), wait),
         };
-        self.acquire_in_order(patience, start).await?.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
+        let acquired = self.acquire_in_order(patience, limit, start).await?;
+        acquired.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
     }
 
     /// Acquires all names if each is free and no waiter is in its queue. Returns `None`, and holds
@@ -134,7 +140,7 @@ impl LeaseAllRequest {
     /// granted later.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
         let patience = Patience::Try(self.request.client().now() + TRY_TIMEOUT);
-        Ok(self.acquire_in_order(patience, Instant::now()).await?.ok())
+        Ok(self.acquire_in_order(patience, Some(TRY_TIMEOUT), Instant::now()).await?.ok())
     }
 
     /// Acquires the leases, runs the work while all of them are held, and releases them, as
@@ -162,8 +168,14 @@ impl LeaseAllRequest {
         }
     }
 
-    /// Acquires one name after the other. The inner error is the name that was not free.
-    async fn acquire_in_order(self, patience: Patience, start: Instant) -> Result<Result<LeaseAll, LockName>> {
+    /// Acquires one name after the other, within `limit` from `start`. The inner error is the name
+    /// that was not free.
+    async fn acquire_in_order(
+        self,
+        patience: Patience,
+        limit: Option<Duration>,
+        start: Instant,
+    ) -> Result<Result<LeaseAll, LockName>> {
         self.request.check()?;
         let names: BTreeSet<LockName> = self.names.into_iter().map(LockName::new).collect::<Result<_>>()?;
         if names.is_empty() || names.len() > MAX_NAMES {
@@ -184,9 +196,10 @@ impl LeaseAllRequest {
             match client.coordinator.acquire(wish).await {
                 Ok(held) => leases.push(Lease::new(Arc::clone(&client), held, mode, ttl, terms)),
                 Err(refusal) => {
-                    // The acquired names are free when the caller receives the error, if the
-                    // database can be reached.
-                    let _ = LeaseAll { leases }.release().await;
+                    // The acquired names are free when the caller receives the error, unless the
+                    // database takes longer: the release goes on in the background.
+                    let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(start.elapsed()));
+                    let _ = timeout(left.max(RELEASE_GRACE), LeaseAll { leases }.release()).await;
                     return match refusal {
                         Refusal::Held => Ok(Err(name)),
                         refusal => Err(refusal_error(&client, refusal, name, start)),

@@ -26,9 +26,11 @@ impl Lease {
     /// ```
     ///
     /// Each shared lease and each permit has a note of its own; re-entered leases of one owner have
-    /// one together. The note is for people and their tools: the next holder may acquire the name
-    /// before a note that this holder writes at the last moment. Data that must be right belongs in
-    /// a [fenced](Self::fence) transaction.
+    /// one together. A note is kept until a later holder of the name writes one, or a
+    /// [sweeper](crate::Locks::sweeper) finds a later holder, or purges the name. The note is for
+    /// people and their tools: the next holder may acquire the name before a note that this holder
+    /// writes at the last moment. Data that must be right belongs in a [fenced](Self::fence)
+    /// transaction.
     ///
     /// # Errors
     ///

@@ -123,7 +123,9 @@ impl Locks {
     }
 
     /// Asks every holder of a name to release it, and returns how many holders were asked. Zero:
-    /// nobody holds the name.
+    /// nobody holds the name. A holder [without renewal](crate::LeaseRequest::renew) counts as well,
+    /// but has no heartbeat to learn of the request by: the
+    /// [age](crate::inspect::LeaseInfo::heartbeat_age) of its heartbeat is `None`.
     ///
     /// Each holder learns of the request at its next heartbeat, within about a second, by
     /// [`Lease::revoke_requested`](crate::Lease::revoke_requested), and decides: the lease stays held until it is released. The

@@ -54,7 +54,12 @@ fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
         // A variable that is not set, for example, must not go unnoticed.
         return Err(Error::InvalidUrl { reason: "an entry of the list is empty" });
     }
-    match url.split_once(':').map(|(scheme, _)| scheme) {
+    let scheme = match url.split_once(':') {
+        // Without the slashes, the drivers would connect to localhost.
+        Some((scheme, rest)) if scheme == "sqlite" || rest.starts_with("//") => Some(scheme),
+        _ => None,
+    };
+    match scheme {
         #[cfg(feature = "postgres")]
         Some("postgres" | "postgresql") => {
             let server = crate::backend::postgres::PostgresBackend::with(url.parse().map_err(unreadable)?);
@@ -72,11 +77,31 @@ fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
         #[cfg(feature = "sqlite")]
         Some("sqlite") => {
             let options = url.parse::<sqlx::sqlite::SqliteConnectOptions>().map_err(unreadable)?;
+            if options.get_filename().as_os_str().is_empty() {
+                // SQLite would give each connection a database of its own.
+                return Err(Error::InvalidUrl { reason: "it names no SQLite file" });
+            }
             let pool = sqlx::SqlitePool::connect_lazy_with(options);
             Ok((Kind::Sqlite, Arc::new(crate::backend::sqlite::SqliteBackend::new(pool))))
         }
         #[cfg(not(feature = "sqlite"))]
         Some("sqlite") => Err(missing("sqlite")),
         _ => Err(Error::InvalidUrl { reason: "it must begin with postgres://, mysql://, mariadb:// or sqlite:" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn url_without_server_or_file_is_refused() {
+        for url in ["postgres:u:p@h/d", "postgresql:", "mysql:d", "mariadb:u@h/d"] {
+            assert!(matches!(servers(url), Err(Error::InvalidUrl { .. })), "{url}");
+        }
+        #[cfg(feature = "sqlite")]
+        for url in ["sqlite:", "sqlite://", "sqlite:?mode=rwc", "sqlite://?mode=memory", " sqlite:// "] {
+            assert!(matches!(servers(url), Err(Error::InvalidUrl { .. })), "{url}");
+        }
     }
 }

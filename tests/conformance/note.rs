@@ -167,21 +167,59 @@ async fn fenced_holder_can_write_notes() {
 }
 
 #[tokio::test]
+async fn note_replaces_those_of_former_holders() {
+    let db = fresh().await;
+    let (ours, theirs, pool) = (db.locks().await, db.locks().await, db.pool().await);
+    let other = ours.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    other.set_note("another name").await.expect("note");
+    for holder in 0..3 {
+        let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let before = (holder > 0).then(|| format!("{} ends", holder - 1));
+        assert_eq!(
+            (last(&theirs, "a").await, stored(&pool).await),
+            (None, 1 + i64::from(holder > 0)),
+            "after {before:?}"
+        );
+        lease.set_note(format!("{holder} begins")).await.expect("note");
+        lease.set_note(format!("{holder} ends")).await.expect("note");
+        lease.release().await.expect("release");
+        assert_eq!(last(&theirs, "a").await, Some(format!("{holder} ends")));
+        assert_eq!(stored(&pool).await, 2, "one of each name");
+    }
+
+    // Those that still hold keep theirs.
+    let first = ours.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
+    let second = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
+    let third = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
+    second.set_note("second").await.expect("note");
+    first.set_note("first").await.expect("note");
+    third.set_note("third").await.expect("note");
+    let holders = ours.holders("a").await.expect("holders");
+    let notes: Vec<_> = holders.into_iter().filter_map(|held| held.note).collect();
+    assert_eq!(notes, ["first", "second", "third"]);
+    first.release().await.expect("release");
+    third.set_note("third goes on").await.expect("note");
+    let fourth = ours.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
+    fourth.set_note("fourth").await.expect("note");
+    assert_eq!(stored(&pool).await, 4, "second, third, fourth, and that of the other name");
+}
+
+#[tokio::test]
 async fn sweep_deletes_notes_of_former_holders() {
     let db = fresh().await;
     let (locks, pool) = (db.locks().await, db.pool().await);
-    for (name, holders) in [("a", 3), ("b", 1), ("c", 2)] {
-        for i in 0..holders {
-            let lease = locks.lease(name).ttl(LONG).acquire().await.expect("acquire");
-            lease.set_note(format!("{name} {i}")).await.expect("note");
-            lease.release().await.expect("release");
-        }
+    for name in ["a", "b", "c"] {
+        let lease = locks.lease(name).ttl(LONG).acquire().await.expect("acquire");
+        lease.set_note(name).await.expect("note");
+        lease.release().await.expect("release");
     }
-    assert_eq!(stored(&pool).await, 6);
+    // The next holder of this one writes none.
+    locks.lease("c").ttl(LONG).acquire().await.expect("acquire").release().await.expect("release");
+    assert_eq!(stored(&pool).await, 3);
     assert_eq!(locks.sweeper().batch(1).sweep().await.expect("sweep"), 0, "the names are remembered for an hour");
-    assert_eq!(stored(&pool).await, 3, "the latest of each name");
-    for (name, note) in [("a", "a 2"), ("b", "b 0"), ("c", "c 1")] {
-        assert_eq!(last(&locks, name).await.as_deref(), Some(note));
+    assert_eq!(stored(&pool).await, 2, "that of the latest holder of each name");
+    for (name, note) in [("a", Some("a")), ("b", Some("b")), ("c", None)] {
+        assert_eq!(last(&locks, name).await.as_deref(), note);
     }
     // As an earlier sweeper, which did not get to the notes, leaves them.
     sqlx::query("DELETE FROM sqlock_lease WHERE name <> 'a'").execute(&pool).await.expect("delete");

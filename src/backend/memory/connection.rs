@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::{ClientId, EntryState, Holder, LeaseId, Mode, Request, Response};
+use crate::token::FencingToken;
 
 /// A backend whose connections lead to a [`MemoryServer`].
 pub(crate) struct MemoryBackend(pub(crate) Arc<MemoryServer>);
@@ -165,6 +166,7 @@ impl NoteStore for MemoryConnection {
             let (now, mut state) = (self.server.now(), self.server.state());
             let is_valid = state.model.is_valid(note, now);
             if is_valid {
+                state.delete_notes_before(&note.name, note.token);
                 state.notes.insert((note.name.clone(), note.token.get()), note.text.clone());
             }
             Ok(is_valid)
@@ -204,6 +206,14 @@ impl Store for MemoryConnection {
 impl State {
     fn text(&self, id: LeaseId) -> (String, String) {
         self.texts.get(&id).map(|(holder, label)| (holder.to_string(), label.to_string())).unwrap_or_default()
+    }
+
+    /// Deletes the notes of former holders of a name whose tokens are lower than this one.
+    fn delete_notes_before(&mut self, name: &LockName, token: FencingToken) {
+        let holding = self.model.tokens(name);
+        self.notes.retain(|(noted, of), _| {
+            noted != name || *of >= token.get() || holding.iter().any(|token| token.get() == *of)
+        });
     }
 
     fn waiting<'s>(&'s self, name: &'s LockName, now: i64) -> impl Iterator<Item = (LeaseId, &'s Entry)> {

@@ -92,7 +92,8 @@ impl MemoryServer {
                 state.refused.insert(name.clone(), token);
                 true
             }
-            _ => state.refused.contains_key(name),
+            // The stranger may have been evicted.
+            _ => state.refused.get(name).is_some_and(|token| state.model.tokens(name).contains(token)),
         }
     }
 
@@ -168,7 +169,7 @@ impl Memory {
     }
 
     /// Returns the tokens of all holdings of a name.
-    fn tokens(&self, name: &LockName) -> Vec<FencingToken> {
+    pub(super) fn tokens(&self, name: &LockName) -> Vec<FencingToken> {
         let alone = self.leases.get(name).filter(|row| matches!(row.holder, Holder::Lease(_))).map(|row| row.token);
         let shared = self.entries_named(name).filter_map(|(_, entry)| match entry.state {
             EntryState::Holding(token) => Some(token),

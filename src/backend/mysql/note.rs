@@ -26,7 +26,13 @@ SELECT h.name, h.token, ?, ", now!(), "
 pub(super) async fn write(conn: &mut MySqlConnection, note: &Note) -> Result<bool, sqlx::Error> {
     let (name, id, token) = (note.name.as_str().as_bytes(), note.id.to_string(), note.token.get());
     let query = sqlx::query(WRITE).bind(&note.text).bind(name).bind(&id).bind(token).bind(name).bind(&id).bind(token);
-    Ok(query.execute(conn).await?.rows_affected() > 0)
+    let written = query.execute(&mut *conn).await?.rows_affected();
+    // 1: the first note of this holding. Without a sweeper too, a name has few notes.
+    if written == 1 {
+        let stale = sqlx::query(STALE_BEFORE).bind(name).bind(token).fetch_all(&mut *conn).await?;
+        delete(conn, &stale).await?;
+    }
+    Ok(written > 0)
 }
 
 // Bind order: name.
@@ -39,18 +45,28 @@ pub(super) async fn read(conn: &mut MySqlConnection, name: &LockName) -> Result<
     row.map(|row| row.text("note")).transpose()
 }
 
-// A holder may share the name with a later one. Bind order: the name before the first, the last
-// name or NULL, twice.
+/// Selects the notes of former holders, unless that is the latest one of its name. A holder may
+/// share the name with a later one.
 #[rustfmt::skip]
-const STALE: &str = "
+macro_rules! stale {
+    ($names:literal) => {
+        concat!("
 SELECT n.name, n.token FROM sqlock_note AS n
- WHERE n.name > ? AND (? IS NULL OR n.name <= ?)
+ WHERE ", $names, "
    AND NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = n.name AND l.token = n.token)
-   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order) WHERE e.name = n.name AND e.token = n.token)";
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order) WHERE e.name = n.name AND e.token = n.token)")
+    };
+}
+
+// Bind order: the name before the first, the last name or NULL, twice.
+const STALE: &str = stale!("n.name > ? AND (? IS NULL OR n.name <= ?)");
+
+// Bind order: name, token.
+const STALE_BEFORE: &str = stale!("n.name = ? AND n.token < ?");
 
 // What no holder has any more stays so: tokens rise. Bind order: JSON of names as hex and tokens.
 #[rustfmt::skip]
-const SWEEP: &str = "
+const DELETE: &str = "
 DELETE n
   FROM (SELECT UNHEX(j.hex) AS name, j.token
           FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$[0]', token BIGINT PATH '$[1]')) AS j LIMIT 1000000) AS q
@@ -61,11 +77,15 @@ pub(super) async fn sweep(conn: &mut MySqlConnection, after: &str, last: Option<
     let last = last.map(str::as_bytes);
     let query = sqlx::query(STALE).bind(after.as_bytes()).bind(last).bind(last);
     let stale = query.fetch_all(&mut *conn).await?;
+    delete(conn, &stale).await
+}
+
+async fn delete(conn: &mut MySqlConnection, stale: &[MySqlRow]) -> Result<(), sqlx::Error> {
     if stale.is_empty() {
         return Ok(());
     }
     let line = |row: &MySqlRow| Ok(json!([hex(name_of(row)?.as_bytes()), row.number("token")?]));
     let lines: Value = stale.iter().map(line).collect::<Result<_, sqlx::Error>>()?;
-    sqlx::query(SWEEP).bind(lines.to_string()).execute(conn).await?;
+    sqlx::query(DELETE).bind(lines.to_string()).execute(conn).await?;
     Ok(())
 }

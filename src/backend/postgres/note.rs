@@ -5,10 +5,24 @@ use crate::backend::Note;
 use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
 
+/// Finds the notes of former holders, unless that is the latest one of its name. A holder may share
+/// the name with a later one.
+#[rustfmt::skip]
+macro_rules! is_former {
+    () => {
+        "
+   AND NOT EXISTS (SELECT FROM sqlock_lease AS l WHERE l.name = n.name AND l.token = n.token)
+   AND NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = n.name AND e.token = n.token)"
+    };
+}
+
 // $1 name, $2 id, $3 token, $4 note. The note has a row of its own: it passes fences, and its token
-// keeps it apart from those of other holders.
+// keeps it apart from those of other holders. The notes of earlier ones go: without a sweeper too,
+// a name has few.
 #[rustfmt::skip]
 const WRITE: &str = concat!("
+WITH former AS (
+    DELETE FROM sqlock_note AS n WHERE n.name = $1::text AND n.token < $3::bigint", is_former!(), ")
 INSERT INTO sqlock_note AS n (name, token, note, written_at)
 SELECT $1::text, $3::bigint, $4::text, ", now!(), "
  WHERE EXISTS (SELECT FROM sqlock_lease AS l LEFT JOIN sqlock_client AS c ON c.id = l.client
@@ -35,14 +49,13 @@ pub(super) async fn read(conn: &mut Connection<'_>, name: &LockName) -> Result<O
     row.map(|row| row.text("note")).transpose()
 }
 
-// $1 the name before the first, $2 the last name, or NULL. A holder may share the name with a
-// later one.
-#[rustfmt::skip]
-const SWEEP: &str = "
+// $1 the name before the first, $2 the last name, or NULL.
+const SWEEP: &str = concat!(
+    "
 DELETE FROM sqlock_note AS n
- WHERE n.name > $1 AND ($2::text IS NULL OR n.name <= $2)
-   AND NOT EXISTS (SELECT FROM sqlock_lease AS l WHERE l.name = n.name AND l.token = n.token)
-   AND NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = n.name AND e.token = n.token)";
+ WHERE n.name > $1 AND ($2::text IS NULL OR n.name <= $2)",
+    is_former!()
+);
 
 /// Deletes the notes of former holders, unless that is the latest one of its name.
 pub(super) async fn sweep(conn: &mut Connection<'_>, after: &str, last: Option<&str>) -> Result<(), sqlx::Error> {

@@ -7,7 +7,8 @@ use crate::backend::Note;
 use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
 
-// $1 name, $2 id, $3 token, $4 note
+// $1 name, $2 id, $3 token, $4 note. The notes of earlier holders go: without a sweeper too, a name
+// has few. A holder may share the name with a later one.
 #[rustfmt::skip]
 const WRITE: &str = concat!("
 BEGIN IMMEDIATE;
@@ -19,6 +20,10 @@ SELECT $1, $3, $4, ", now!(), "
                 WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> '' AND ", entry_until!("e"), " > ", now!(), ")
     ON CONFLICT (name, token) DO UPDATE SET note = excluded.note, written_at = excluded.written_at
 RETURNING token;
+DELETE FROM sqlock_note AS n
+ WHERE n.name = $1 AND n.token < $3
+   AND NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = n.name AND l.token = n.token)
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = n.name AND e.token = n.token);
 COMMIT");
 
 pub(super) async fn write(conn: &mut SqliteConnection, note: &Note) -> Result<bool, sqlx::Error> {

@@ -86,6 +86,9 @@ impl LeaseArgs {
     ///
     /// With --timeout, it waits through outages until the time has run out. Without, `outages` says
     /// how long it waits for a database that has been reachable before.
+    ///
+    /// The caller shuts the client down in any case: this leaves the queue, and releases a lease
+    /// that was granted at the last moment.
     pub async fn acquire(
         &self,
         db: &Database,
@@ -113,11 +116,7 @@ impl LeaseArgs {
                 return Ok(Some(lease));
             }
             Ok(None) => {}
-            Err(failure) => {
-                // Leaves the queue, and releases a lease that was granted at the last moment.
-                let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
-                return Err(failure);
-            }
+            Err(failure) => return Err(failure),
         }
         let waited = wait_limit.filter(|wait_limit| !wait_limit.is_zero());
         let holders = match timeout(HOLDERS_TIMEOUT, db.locks.holders(&self.name)).await {

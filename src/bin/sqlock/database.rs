@@ -1,8 +1,10 @@
 //! The client of a database.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use sqlock::{Error, Locks, LocksBuilder};
+use tokio::time::timeout;
 
 use crate::exit::{self, Failure};
 use crate::global::Global;
@@ -70,6 +72,11 @@ impl Database {
         let location = stderr::escape_line(&location);
         exit::set_location(&location);
         Ok(Self { locks, pool, location, may_migrate: !global.no_migrate, file })
+    }
+
+    /// Shuts the client down, in a bounded time if the database does not answer.
+    pub async fn shutdown(&self) {
+        let _ = timeout(Duration::from_secs(1), self.locks.shutdown()).await;
     }
 
     /// Runs an operation that needs the tables, and creates them if they are missing.

@@ -98,23 +98,34 @@ pub fn report_usage_error(error: &clap::Error) -> ExitCode {
     let has_control = std::env::args_os().any(|argument| argument.to_string_lossy().contains(stderr::acts_on_terminal));
     let rendered = error.render();
     let text = if has_control { stderr::escape_control(&rendered.to_string()) } else { rendered.ansi().to_string() };
-    let text = redact_passwords(&text);
+    let text = redact_passwords(&text, std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()));
     let _ = write!(anstream::stderr(), "{text}");
     ExitCode::from(USAGE)
 }
 
-/// Removes passwords: clap repeats misplaced arguments, which may be URLs.
-fn redact_passwords(text: &str) -> String {
-    let mut parts = text.split("://");
-    let mut shown = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        // The last @ of the line, since a password may contain others.
-        let line = part.find('\n').unwrap_or(part.len());
-        let host = part[..line].rfind('@').unwrap_or(0);
-        let user = if host > 0 { "…" } else { "" };
-        shown.extend(["://", user, &part[host..]]);
+/// Hides the passwords of arguments in a text: clap repeats misplaced ones, which may be URLs.
+fn redact_passwords(text: &str, arguments: impl Iterator<Item = String>) -> String {
+    let mut text = text.to_owned();
+    for (secret, hidden) in arguments.flat_map(|argument| passwords_in(&argument)) {
+        // clap removes the control characters.
+        let shown = stderr::escape_control(&anstream::adapter::strip_str(&secret).to_string());
+        text = text.replace(&shown, hidden);
     }
-    shown
+    text
+}
+
+/// Finds what may be a password in an argument, and the text in its place: from the colon after the
+/// user to the last @, and the value of a parameter.
+fn passwords_in(argument: &str) -> Vec<(String, &'static str)> {
+    let after_scheme = match argument.split_once("://") {
+        Some((scheme, rest)) if !scheme.contains(':') => rest,
+        _ => argument,
+    };
+    let before_host = after_scheme.rfind('@').map_or("", |at| &after_scheme[..=at]);
+    let of_user = before_host.find(':').map(|colon| (before_host[colon..].to_owned(), ":…@"));
+    let parameters = after_scheme.split(['&', '?', ' ']).filter_map(|parameter| parameter.split_once("password="));
+    let of_parameters = parameters.filter(|(_, value)| !value.is_empty()).map(|(_, value)| (format!("={value}"), "=…"));
+    of_user.into_iter().chain(of_parameters).collect()
 }
 
 impl From<sqlock::Error> for Failure {
@@ -225,5 +236,27 @@ fn is_permanent(error: &sqlx::Error) -> bool {
         // The error of rustls for a certificate that it does not accept.
         sqlx::Error::Io(error) => error.kind() == ErrorKind::InvalidData,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn password_of_argument_is_redacted() {
+        for (argument, shown) in [
+            ("postgres://u:s3cret@h/d", "postgres://u:…@h/d"),
+            ("postgres://u:s3c://r@et@h/d", "postgres://u:…@h/d"),
+            ("postgres://:s3cret@h,mysql://u:s3cret@h", "postgres://:…@h"),
+            ("--url=postgres:u:s3cret@h", "--url=postgres:…@h"),
+            ("u:s3c://ret@h", "u:…@h"),
+            ("postgres://h/d?user=u&password=s3cret&x=y", "postgres://h/d?user=u&password=…&x=y"),
+            ("postgres://u@h:1/d", "postgres://u@h:1/d"),
+            ("sqlite://a.db", "sqlite://a.db"),
+        ] {
+            let redacted = redact_passwords(&format!("error: '{argument}'"), std::iter::once(argument.to_owned()));
+            assert_eq!(redacted, format!("error: '{shown}'"));
+        }
     }
 }

@@ -119,7 +119,7 @@ impl Majority {
     pub async fn shutdown(self) {
         let mut shutdowns = JoinSet::new();
         for db in self.databases {
-            shutdowns.spawn(async move { timeout(Duration::from_secs(1), db.locks.shutdown()).await });
+            shutdowns.spawn(async move { db.shutdown().await });
         }
         shutdowns.join_all().await;
     }

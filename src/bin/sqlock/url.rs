@@ -56,10 +56,8 @@ impl Url {
             let Some(path) = url.strip_prefix('@') else {
                 return parse(url, "--database-url");
             };
-            let from = format!("the file {}", stderr::escape_line(path));
-            let url = std::fs::read_to_string(path)
-                .map_err(|error| Failure::configuration(format!("cannot read {from} of --database-url: {error}")))?;
-            return parse(url.trim(), &from);
+            let url = std::fs::read_to_string(path).map_err(|error| unreadable_file(path, &error))?;
+            return parse(url.trim(), &format!("the file {}", stderr::escape_line(path)));
         }
         for variable in VARIABLES {
             if let Some(url) = std::env::var_os(variable) {
@@ -124,19 +122,21 @@ impl Url {
         if url.trim().is_empty() {
             return Err(Failure::configuration(format!("{from} is empty")));
         }
-        let kind = match url.split_once(':').map(|(scheme, _)| scheme) {
-            Some("postgres" | "postgresql") => Kind::Postgres,
-            Some("mysql" | "mariadb") => Kind::Mysql,
-            Some("sqlite") => Kind::Sqlite,
+        let kind = match url.split_once(':') {
+            // Without the slashes, the drivers would connect to localhost.
+            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => Kind::Postgres,
+            Some(("mysql" | "mariadb", rest)) if rest.starts_with("//") => Kind::Mysql,
+            Some(("sqlite", _)) => Kind::Sqlite,
             _ => {
                 return Err(Failure::configuration(format!(
                     "{from} must begin with postgres://, mysql://, mariadb:// or sqlite://"
                 )));
             }
         };
-        let authority = url.split_once("://").and_then(|(_, rest)| rest.split('/').next()).unwrap_or_default();
-        if kind != Kind::Sqlite && authority.split_once(['#', '?']).is_some_and(|(_, rest)| rest.contains('@')) {
-            return Err(Failure::configuration(format!("in the password in {from}, write # as %23 and ? as %3F")));
+        if kind != Kind::Sqlite && is_cut_in_password(url) {
+            return Err(Failure::configuration(format!(
+                "in the password in {from}, write # as %23, / as %2F and ? as %3F; after the host, write @ as %40"
+            )));
         }
         Ok(Self { url: url.into(), kind, default_file: None })
     }
@@ -159,6 +159,27 @@ impl Url {
             Failure::configuration(format!("invalid database URL: {reason}{hint}"))
         })
     }
+}
+
+/// Returns whether a password seems to contain a character that must be percent-encoded, because an
+/// @ comes after it. The text before that character would be taken for the host and the port.
+fn is_cut_in_password(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let after = rest.find(['#', '/', '?']).map_or("", |end| &rest[end..]);
+    // The value of a parameter may contain an @.
+    let (path, query) = after.split_once('?').unwrap_or((after, ""));
+    let in_query = query.split('&').any(|parameter| parameter.split('=').next().is_some_and(|name| name.contains('@')));
+    path.contains('@') || in_query
+}
+
+/// Makes the failure for a file that should contain the URL. A text that may be a URL itself is not
+/// shown, since it may contain a password.
+fn unreadable_file(path: &str, error: &std::io::Error) -> Failure {
+    Failure::configuration(if path.contains([':', '@', '=']) {
+        format!("cannot read the file after @ in --database-url: {error}; a URL is written without the first @")
+    } else {
+        format!("cannot read the file {} of --database-url: {error}", stderr::escape_line(path))
+    })
 }
 
 /// Splits a list of URLs, and refuses empty ones: a variable that was not set, for instance.
@@ -212,5 +233,15 @@ mod tests {
         assert_eq!(split("mysql://u:p,w@a/x, mysql://b"), ["mysql://u:p,w@a/x", "mysql://b"]);
         assert_eq!(split("postgres://u@a:1,b:2/x?options=-cx%3D1,2"), ["postgres://u@a:1,b:2/x?options=-cx%3D1,2"]);
         assert_eq!(split("sqlite://a,b.db"), ["sqlite://a,b.db"]);
+    }
+
+    #[test]
+    fn url_cut_in_its_password_is_found() {
+        for password in ["1/x", "1#x", "1?x", "1/x?y", "1/x#", "a@b#x"] {
+            assert!(is_cut_in_password(&format!("mysql://u:{password}@h/d")), "{password}");
+        }
+        for rest in ["u:a@b@h:1/d?user=a@b", "h:1/d?user=a@b&password=c@d", "/d", "h"] {
+            assert!(!is_cut_in_password(&format!("postgres://{rest}")), "{rest}");
+        }
     }
 }

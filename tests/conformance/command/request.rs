@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use sqlock::Locks;
+
 use crate::support::command::{beside, held, run};
 use crate::support::command_fixture::CommandFixture;
-use crate::support::{empty, soon};
+use crate::support::{empty, soon, until};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -14,19 +16,42 @@ const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS""#;
 /// A command that reports SIGTERM and ends.
 const TRAPPING: &str = r#"trap 'echo TERM >&3; exit 7' TERM; echo up >&3; while :; do sleep 0.05; done"#;
 
+/// Waits until the client that holds a name has sent a heartbeat.
+async fn until_heartbeat(locks: &Locks, name: &str) {
+    let is_sent = async || held(locks, name).await.is_some_and(|held| held.heartbeat_age.is_some());
+    until("a heartbeat", is_sent).await;
+}
+
 #[tokio::test]
 async fn unlock_ask_informs_holders_and_takes_nothing() {
     let db = empty().await;
     let locks = beside(&db).await;
     let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    until_heartbeat(&locks, "job").await;
     let ended = run(&db, &["unlock", "job", "--ask"]).await.expect(0);
     assert_eq!((&*ended.stdout, &*ended.stderr), ("", "sqlock: asked 1 holder to release \"job\"\n"));
     soon("the request", lease.revoke_requested()).await;
     assert_eq!(held(&locks, "job").await.expect("held").token, lease.token());
     let _second = locks.lease("files").ttl(LONG).shared().acquire().await.expect("acquire");
     let _third = locks.lease("files").ttl(LONG).shared().acquire().await.expect("acquire");
+    until_heartbeat(&locks, "files").await;
     let ended = run(&db, &["unlock", "--ask", "files"]).await.expect(0);
     assert_eq!(ended.stderr, "sqlock: asked 2 holders to release \"files\"\n");
+}
+
+#[tokio::test]
+async fn unlock_ask_names_holders_without_renewal() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    run(&db, &["acquire", "job"]).await.expect(0);
+    let ended = run(&db, &["unlock", "job", "--ask"]).await.expect(0);
+    let unaware = "sent no heartbeat, by which a holder learns of this: a lease of \"sqlock acquire\" has none";
+    assert_eq!(ended.stderr, format!("sqlock: asked 1 holder to release \"job\"; it {unaware}\n"));
+    let _renewed = locks.lease("files").ttl(LONG).shared().acquire().await.expect("acquire");
+    until_heartbeat(&locks, "files").await;
+    run(&db, &["acquire", "--shared", "files"]).await.expect(0);
+    let ended = run(&db, &["unlock", "--ask", "files"]).await.expect(0);
+    assert_eq!(ended.stderr, format!("sqlock: asked 2 holders to release \"files\"; 1 of them {unaware}\n"));
 }
 
 #[tokio::test]
@@ -39,7 +64,9 @@ async fn unlock_ask_fails_when_nobody_holds() {
     assert!(ended.stderr.contains("nobody holds \"job\": it is released by"), "{}", ended.stderr);
     let ended = run(&db, &["unlock", "free", "--ask"]).await.expect(79);
     assert!(ended.stderr.contains("nobody holds \"free\": it is free"), "{}", ended.stderr);
-    run(&db, &["unlock", "job"]).await.expect(64);
+    let ended = run(&db, &["unlock", "job"]).await.expect(64);
+    assert!(ended.stderr.contains("<--token <N>|--ask>"), "{}", ended.stderr);
+    run(&db, &["unlock", "job", "--quorum"]).await.expect(64);
     run(&db, &["unlock", "job", "--ask", "--token", "1"]).await.expect(64);
 }
 
@@ -52,6 +79,16 @@ async fn request_ends_command_when_run_allows_it() {
     let ended = holder.end().await.expect(7);
     assert!(ended.stderr.contains("release requested: \"a\"; stopping the command"), "{}", ended.stderr);
     assert!(fixture.is_free("a").await);
+}
+
+#[tokio::test]
+async fn request_sends_the_chosen_signal() {
+    let fixture = CommandFixture::new().await;
+    let script = TRAPPING.replace("TERM", "USR1");
+    let mut holder = fixture.start(&["--release-on-request", "--signal", "USR1", "a"], &script).up().await;
+    run(&fixture.db, &["unlock", "a", "--ask"]).await.expect(0);
+    assert_eq!(holder.report.line().await, "USR1");
+    holder.end().await.expect(7);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use sqlock::Lease;
 use sqlock::quorum::QuorumLease;
 use tokio::time::timeout;
 
@@ -39,29 +40,36 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     }
     let db = Database::open(global).await?;
     let request = args.lease.request(&db)?.renew(false);
-    let Some(lease) = args.lease.acquire(&db, request, &mut signals, OutageLimit::Ttl).await? else {
-        return Ok(args.lease.exit_code_on_conflict());
+    let outcome = match args.lease.acquire(&db, request, &mut signals, OutageLimit::Ttl).await {
+        Ok(Some(lease)) => print_and_keep(&db, lease).await,
+        Ok(None) => Ok(args.lease.exit_code_on_conflict()),
+        Err(failure) => Err(failure),
     };
+    db.shutdown().await;
+    outcome
+}
+
+/// Prints the lease and leaves it held.
+async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
     let printed = match db.locks.holders(lease.name().as_str()).await {
         Ok(holders) => match holders.iter().find(|held| held.token == lease.token()) {
             Some(held) => stdout::print_json(&describe::grant_to_json(held)),
-            None => {
-                Err(Failure::new(exit::LOST, format!("the lease on {} has ended already", quote(&args.lease.name))))
-            }
+            None => Err(Failure::new(
+                exit::LOST,
+                format!("the lease on {} has ended already", quote(lease.name().as_str())),
+            )),
         },
         Err(error) => Err(error.into()),
     };
-    let kept = match printed {
+    match printed {
         // The script owns the lease now.
-        Ok(()) => lease.export().map(|_| ()).map_err(Failure::from),
+        Ok(()) => lease.export().map(|_| 0).map_err(Failure::from),
         // The token was not printed, so the script could not release the lease.
         Err(failure) => {
             let _ = lease.release().await;
             Err(failure)
         }
-    };
-    let _ = timeout(Duration::from_secs(2), db.locks.shutdown()).await;
-    kept.map(|()| 0)
+    }
 }
 
 async fn acquire_majority(global: &Global, args: &LeaseArgs, signals: &mut Signals) -> Outcome {

@@ -14,10 +14,6 @@ mod supervise;
 mod terminal;
 pub mod watchdog;
 
-use std::time::Duration;
-
-use tokio::time::timeout;
-
 use crate::acquisition::OutageLimit;
 use crate::database::Database;
 use crate::exit::{Failure, Outcome};
@@ -44,7 +40,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
             completion => break completion.and_then(Completion::outcome),
         }
     };
-    let _ = timeout(Duration::from_secs(1), db.locks.shutdown()).await;
+    db.shutdown().await;
     outcome
 }
 

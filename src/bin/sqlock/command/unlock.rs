@@ -1,7 +1,8 @@
 //! `sqlock unlock`: ends a holding, or asks the holders to end it, for an operator.
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use sqlock::FencingToken;
+use sqlock::inspect::LeaseInfo;
 
 use crate::database::Database;
 use crate::describe;
@@ -19,17 +20,19 @@ use crate::stderr::{self, quote};
 /// until then, two commands may run.
 ///
 /// With --ask, all holders of the name are asked to release it instead, and keep it until they do. A
-/// "sqlock run --release-on-request" ends its command; another one prints a note. Exit code 79:
+/// "sqlock run --release-on-request" ends its command; another one prints a note. The holder of a
+/// lease that is not renewed, such as one of "sqlock acquire", does not learn of it. Exit code 79:
 /// nobody holds the name.
 #[derive(Args)]
+#[command(group(ArgGroup::new("means").required(true).args(["token", "ask"])))]
 pub struct Arguments {
     /// The name that is held.
     name: String,
     /// The token of the holding, as printed by acquire, ls and show.
-    #[arg(short, long, value_name = "N", value_parser = parse_token, required_unless_present = "ask")]
+    #[arg(short, long, value_name = "N", value_parser = parse_token)]
     token: Option<FencingToken>,
     /// Ask the holders to release the name, and take nothing away.
-    #[arg(long, conflicts_with_all = ["token", "quorum"])]
+    #[arg(long, conflicts_with = "quorum")]
     ask: bool,
     /// The holding is on a majority of the databases that --database-url or DATABASE_URL names:
     /// those of the "sqlock acquire --quorum" or "sqlock run --quorum" that holds it.
@@ -65,6 +68,19 @@ async fn ask(global: &Global, name: &str) -> Outcome {
         1 => "1 holder".into(),
         asked => format!("{asked} holders"),
     };
-    stderr::print_note(&format!("asked {holders} to release {}", quote(name)));
+    let unaware = describe_unaware(asked, &left.unwrap_or_default());
+    stderr::print_note(&format!("asked {holders} to release {}{unaware}", quote(name)));
     Ok(0)
+}
+
+/// Says how many of the asked holders may never learn of it: the answer to a heartbeat carries the
+/// request.
+fn describe_unaware(asked: usize, holders: &[LeaseInfo]) -> String {
+    let unaware = holders.iter().filter(|held| held.owner.is_some() && held.heartbeat_age.is_none()).count();
+    let unaware = match unaware {
+        0 => return String::new(),
+        _ if asked == 1 => "it".into(),
+        unaware => format!("{unaware} of them"),
+    };
+    format!("; {unaware} sent no heartbeat, by which a holder learns of this: a lease of \"sqlock acquire\" has none")
 }

@@ -59,8 +59,9 @@ pub struct Arguments {
     /// Stop the command and free the name after this time. --signal comes --kill-after before that.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub max_hold: Option<Duration>,
-    /// End the command with TERM when "sqlock unlock --ask" asks for the name, as if sqlock itself got
-    /// that signal. Without this option, only a note is printed.
+    /// Send --signal to the command when "sqlock unlock --ask" asks for the name. A command that
+    /// ignores the signal goes on, and the name stays held. Without this option, only a note is
+    /// printed.
     #[arg(long, conflicts_with = "quorum")]
     pub release_on_request: bool,
     /// Acquire again when the lease was lost: of all processes that run this, one leads at any

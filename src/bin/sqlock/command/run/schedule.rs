@@ -15,7 +15,8 @@ pub struct KillTerms {
     /// How long before the deadline the command is killed: the kernel of a busy machine needs time
     /// for it.
     kill_lead: Duration,
-    signal: Signal,
+    /// The signal that asks the command to stop.
+    pub signal: Signal,
 }
 
 impl KillTerms {

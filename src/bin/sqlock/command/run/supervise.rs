@@ -188,8 +188,12 @@ impl Supervisor {
                     ended.act_if_due(&self.child, lease);
                 }
                 signal = signals.next() => {
-                    is_terminating |= signals::is_termination(signal);
-                    self.obey(signal, lease, &mut ended);
+                    if signals::is_termination(signal) {
+                        is_terminating = true;
+                        self.terminate(signal, lease, &mut ended);
+                    } else {
+                        self.forward(signal, lease);
+                    }
                 }
                 () = lease.revoke_requested(), if !is_requested => {
                     is_requested = true;
@@ -197,7 +201,7 @@ impl Supervisor {
                     if self.ends_on_request {
                         stderr::print_note(&format!("release requested: {name}; stopping the command"));
                         is_terminating = true;
-                        self.obey(Signal::SIGTERM, lease, &mut ended);
+                        self.terminate(self.terms.signal, lease, &mut ended);
                     } else {
                         stderr::print_note(&format!("release requested: {name}; the command goes on (see --release-on-request)"));
                     }
@@ -278,11 +282,10 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Forwards a signal. One that ends the command bounds the time of its process group.
-    fn obey(&self, signal: Signal, lease: &HeldLease, ended: &mut Option<Ended>) {
-        if signals::is_termination(signal)
-            && let Some(ended) = ended
-        {
+    /// Sends a signal that should end the command, and bounds the time that its process group has
+    /// when the command has ended.
+    fn terminate(&self, signal: Signal, lease: &HeldLease, ended: &mut Option<Ended>) {
+        if let Some(ended) = ended {
             ended.kill_at.get_or_insert(Instant::now() + self.terms.kill_after);
         }
         self.forward(signal, lease);
