@@ -58,6 +58,11 @@ pub(crate) trait Backend: Send + Sync {
         false
     }
 
+    /// Whether the database is a file, whose connections do not go silent.
+    fn is_local(&self) -> bool {
+        false
+    }
+
     /// Returns how many connections can work at a time. SQLite has one writer.
     fn max_connections_used(&self) -> usize;
 

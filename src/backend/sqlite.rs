@@ -99,6 +99,10 @@ impl Backend for SqliteBackend {
         })
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn max_connections_used(&self) -> usize {
         1
     }

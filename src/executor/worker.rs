@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::failure::Failure;
-use super::{Answer, Gathered, Open, Queue, Suspicion};
+use super::{ANSWER_WITHIN, Answer, Gathered, Open, Queue, Suspicion};
 use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::clock::{Clock, Moment};
@@ -306,11 +306,11 @@ impl Worker {
         answered(within, &mut self.suspicion, task.send(&mut *connection.session)).await
     }
 
-    /// Makes the connections of the same queue suspect, if this one was silent: the next attempt
-    /// would wait as long for another silent one.
+    /// Lets the idle connections of the same queue be closed, if this one was silent: the next
+    /// attempt would wait as long for another silent one.
     fn suspect_others(&self, failure: &Failure) {
-        if let Failure::NoAnswer { within } = failure {
-            self.queue.suspect_connections(*within);
+        if matches!(failure, Failure::NoAnswer { .. }) && !self.backend.is_local() {
+            self.queue.suspect_connections(ANSWER_WITHIN);
         }
     }
 
