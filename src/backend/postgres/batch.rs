@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::acquire::token;
 use super::queue::poll_many;
-use super::store::{Connection, now};
+use super::store::{Connection, commit_lazily, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, client_text};
 use crate::protocol::{Batch, Claim, Release, Released, Response};
@@ -46,9 +46,9 @@ SELECT name, id, owner, client, ", now!(), ", ttl, ", now!(), " + ttl, ", now!()
  WHERE l.id = '' AND l.waiting = 0
 RETURNING id, token");
 
-// Exclusive holdings without waiters. $1 names, $2 ids, $3 tokens.
+// Exclusive holdings without waiters. $1 names, $2 ids, $3 tokens, $4 as in the release of one name.
 #[rustfmt::skip]
-const RELEASE: &str = "
+const RELEASE: &str = concat!("
 WITH requested AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS a (name, id, token)),
 held AS MATERIALIZED (
@@ -61,8 +61,8 @@ INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, 
 SELECT name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label FROM held
     ON CONFLICT (name) DO UPDATE
    SET id = '', owner = '', client = '', expires_at = 0
- WHERE l.id = excluded.id AND l.token = excluded.token AND l.waiting = 0
-RETURNING name";
+ WHERE l.id = excluded.id AND l.token = excluded.token AND l.waiting = 0 AND ", commit_lazily!("$4"), "
+RETURNING name");
 
 /// Carries out the requests of a batch. `None`: the request changed nothing.
 pub(super) async fn execute(conn: &mut Connection<'_>, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
@@ -96,7 +96,8 @@ async fn release(conn: &mut Connection<'_>, releases: &[Release]) -> Result<Vec<
     let query = sqlx::query(RELEASE)
         .bind(texts(|release| release.name.to_string()))
         .bind(texts(|release| release.id.to_string()))
-        .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>());
+        .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>())
+        .bind(conn.settings.may_commit_lazily());
     let rows = conn.rows(query).await?;
     let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
     let answer = |release: &Release| {

@@ -4,7 +4,7 @@ use sqlx::Row as _;
 
 use super::acquire::{bind_holder, token};
 use super::change::amended;
-use super::store::{Connection, TRIES, grant, notice, notify, now};
+use super::store::{Connection, TRIES, commit_lazily, grant, notice, notify, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, parse_id};
 use crate::name::LockName;
@@ -19,11 +19,12 @@ use crate::token::FencingToken;
 /// - `$next`: a statement `next` for the waiting entry that gets the name, or nothing.
 /// - `$ended`: the update of the locked row `held`, which returns the new `id, token, waiting`.
 /// - `$share`: the beginning of the statement that ends the entry `e` if `held` has no row.
+/// - `$durable`: a condition of `ended`, or nothing.
 ///
 /// An entry is written by its `ctid` after it is locked: only the locked version of the snapshot is
 /// written.
 macro_rules! release {
-    ($next:expr, $ended:expr, $share:expr) => {
+    ($next:expr, $ended:expr, $share:expr, $durable:expr) => {
         concat!("
 WITH held AS MATERIALIZED (
     SELECT l.name, l.client, l.waiting, greatest(l.token + 1, ", now!(), ") AS token
@@ -39,7 +40,7 @@ share AS (
                       WHERE s.name = $1 AND s.id = $2 AND s.token = $3 AND s.owner <> '' AND NOT EXISTS (SELECT FROM held)
                         FOR UPDATE SKIP LOCKED)
     RETURNING e.name)
-SELECT true AS is_alone, id, token, waiting FROM ended
+SELECT true AS is_alone, id, token, waiting FROM ended", $durable, "
  UNION ALL
 SELECT false, '', 0, l.waiting FROM share JOIN sqlock_lease AS l ON l.name = share.name
  UNION ALL
@@ -47,8 +48,9 @@ SELECT true, 'undone', 0, 0 FROM held WHERE waiting = 0 AND NOT EXISTS (SELECT F
     };
 }
 
-// A release is as durable as a grant: if a crash of the server undid it, the heartbeat of the
-// client would keep the lease for ever.
+// $4 whether a release that grants nothing need not wait for the disk. If a crash of the server
+// undoes it, the client releases again: it reads the names of its last releases when its heartbeat
+// was interrupted.
 #[rustfmt::skip]
 const RELEASE: &str = release!(concat!("
 next AS (
@@ -75,7 +77,8 @@ next AS (
       FROM held LEFT JOIN next ON true
      WHERE l.name = held.name AND (held.waiting = 0 OR next.id IS NOT NULL)
     RETURNING l.id, l.token, l.waiting, ", notify!("next.client", "held.client"), " AS notified"), "
-    DELETE FROM sqlock_entry AS e");
+    DELETE FROM sqlock_entry AS e", concat!("
+ WHERE CASE WHEN id = '' THEN ", commit_lazily!("$4"), " ELSE true END"));
 
 // $4 keep_for
 #[rustfmt::skip]
@@ -84,7 +87,7 @@ const RELEASE_AND_KEEP: &str = release!("", concat!("
       FROM held
      WHERE l.name = held.name
     RETURNING l.id, l.token, l.waiting"), concat!("
-    UPDATE sqlock_entry AS e SET owner = '', client = '', expires_at = ", now!(), " + $4"));
+    UPDATE sqlock_entry AS e SET owner = '', client = '', expires_at = ", now!(), " + $4"), "");
 
 // The next holder: $4 id, $5 owner, $6 client, $7 ttl, $8 holder, $9 label.
 #[rustfmt::skip]
@@ -94,7 +97,7 @@ const RELEASE_TO_NEXT: &str = release!("", concat!("
       FROM held
      WHERE l.name = held.name AND held.waiting = 0
     RETURNING l.id, l.token, l.waiting"), "
-    DELETE FROM sqlock_entry AS e");
+    DELETE FROM sqlock_entry AS e", "");
 
 // Finds out why a release changed nothing. $1 name, $2 id, $3 token. Only a fence permits FOR NO
 // KEY UPDATE but not FOR UPDATE. Every other lock of this crate is short.
@@ -142,7 +145,7 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
         let query = match next {
             _ if is_kept => query.bind(micros(*keep_for)),
             Some(next) => bind_holder(query, next),
-            None => query,
+            None => query.bind(conn.settings.may_commit_lazily()),
         };
         if let Some(row) = conn.row(query).await? {
             let holder = row.text("id")?;

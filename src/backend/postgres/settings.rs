@@ -61,6 +61,11 @@ impl Settings {
         Ok(Self { transaction, is_synchronous })
     }
 
+    /// Whether a commit may be lost in a crash, if its client repeats it then.
+    pub(super) fn may_commit_lazily(&self) -> bool {
+        !self.is_synchronous
+    }
+
     /// Checks that the server still replicates synchronously. Removing a standby from the
     /// configuration closes no connection.
     pub(super) async fn verify(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {

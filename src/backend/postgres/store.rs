@@ -71,6 +71,15 @@ macro_rules! notify {
 }
 pub(super) use notify;
 
+/// Lets the transaction end before its commit is on the disk, if `$may`. Is always true.
+/// <https://www.postgresql.org/docs/current/wal-async-commit.html>
+macro_rules! commit_lazily {
+    ($may:literal) => {
+        concat!("CASE WHEN ", $may, " THEN set_config('synchronous_commit', 'off', true) IS NOT NULL ELSE true END")
+    };
+}
+pub(super) use commit_lazily;
+
 /// The columns of [`read_lease`](crate::backend::stored::read_lease), of a row `l` and the
 /// heartbeat `c` of its client. A client without a row has no heartbeat: `greatest` ignores NULL.
 macro_rules! lease_columns {
