@@ -328,7 +328,9 @@ impl Worker {
         let fault = failure.fault();
         let had_connection = !matches!(failure, Failure::Unconnected(_));
         let attempts = task.attempts();
-        if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::Severed) {
+        // A locked file answers late; its connections are not lost.
+        let is_lost = had_connection && fault == Fault::Severed && !self.backend.is_local();
+        if let Some(suspects) = self.suspects.as_ref().filter(|_| is_lost) {
             suspects.suspect_connections(attempts.answer_within);
         }
         self.suspect_others(&failure);
