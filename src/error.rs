@@ -18,8 +18,8 @@ pub use access::AccessError;
 #[cfg(feature = "mysql")]
 pub(crate) use access::unusable;
 pub use cause::{FenceError, LossCause, Overtaken, RowError};
-pub(crate) use fault::{Fault, if_readable, no_answer_within, not_writable, reason, rounded};
-pub(crate) use report::report;
+pub(crate) use fault::{Fault, if_readable, not_writable, reason};
+pub(crate) use report::{no_answer_within, report, rounded};
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

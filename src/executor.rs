@@ -9,8 +9,8 @@
 //! connection.
 //!
 //! When the heartbeat's connection is lost, or any other one is silent for too long, the others are
-//! suspect, because they use the same network: idle ones are closed, and busy ones if their answers take longer than the
-//! heartbeat's was allowed to.
+//! suspect, because they use the same network: idle ones are closed, and busy ones if their answers
+//! take longer than the heartbeat's was allowed to.
 //!
 //! Operations that are ready together may be sent in one [`Batch`]. Operations that the batch
 //! leaves undone are sent alone.

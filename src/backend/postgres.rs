@@ -32,7 +32,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
 use self::listener::{StoreConnection, Upgrade, is_temporary};
-use self::settings::Settings;
+use self::settings::{Settings, started_at};
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
@@ -173,9 +173,6 @@ impl PostgresStore {
 const UPTIME: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";
 
-// Two servers do not start in the same microsecond. A system identifier is the same in copies.
-const STARTED: &str = "SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
-
 const AGE: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - min(installed_on)) * 1000000)::bigint FROM _sqlock_migrations";
 
@@ -232,7 +229,7 @@ impl AdminStore for PostgresStore {
     fn origin(&mut self) -> StoreFuture<'_, Origin> {
         Box::pin(async move {
             let conn = self.connection.connection().await?;
-            let started: i64 = sqlx::query_scalar(STARTED).fetch_one(&mut *conn).await?;
+            let started = started_at(conn).await?;
             let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(conn).await)?.flatten();
             // A clock that was set back makes it young.
             let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));

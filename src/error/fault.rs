@@ -1,23 +1,8 @@
 //! Classifies the errors of databases and drivers.
 
-use std::time::Duration;
-
 use sqlx::error::DatabaseError;
 
 use super::access::{AccessError, Unusable};
-
-/// Returns the reason of a request that was not answered within this time.
-pub(crate) fn no_answer_within(within: Duration) -> String {
-    format!("no answer came within {:?}", rounded(within))
-}
-
-/// Rounds a duration for messages.
-pub(crate) fn rounded(duration: Duration) -> Duration {
-    match duration.as_millis() {
-        0 => duration,
-        _ => Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000),
-    }
-}
 
 /// What a driver's error means for the sender of the statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,18 +192,4 @@ pub(super) fn is_sqlite_busy(error: &sqlx::Error) -> bool {
     return error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some();
     #[cfg(not(feature = "sqlite"))]
     return false;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_rounded_to_milliseconds() {
-        let shown = |nanos| format!("{:?}", rounded(Duration::from_nanos(nanos)));
-        assert_eq!(shown(685_089_132), "685ms");
-        assert_eq!(shown(12_000_999_999), "12s");
-        assert_eq!(shown(8_000), "8µs");
-        assert_eq!(rounded(Duration::MAX).as_secs(), u64::MAX);
-    }
 }

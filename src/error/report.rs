@@ -1,6 +1,7 @@
-//! The message of an error with those of its sources.
+//! Texts of errors: the message with those of its sources, and durations in it.
 
 use std::error::Error as StdError;
+use std::time::Duration;
 
 /// Joins the messages of an error and of its sources. A message that ends with the next one, as those
 /// of sqlx do, stands for both.
@@ -15,6 +16,19 @@ pub(crate) fn report(error: &(dyn StdError + 'static)) -> String {
         next = source.source();
     }
     report
+}
+
+/// Returns the reason of a request that was not answered within this time.
+pub(crate) fn no_answer_within(within: Duration) -> String {
+    format!("no answer came within {:?}", rounded(within))
+}
+
+/// Rounds a duration for messages.
+pub(crate) fn rounded(duration: Duration) -> Duration {
+    match duration.as_millis() {
+        0 => duration,
+        _ => Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000),
+    }
 }
 
 #[cfg(test)]
@@ -87,5 +101,14 @@ mod tests {
         let error = anyhow::Error::from(Error::from_sqlx("acquire", sqlx::Error::PoolClosed));
         let reason = sqlx::Error::PoolClosed.to_string();
         assert_eq!(format!("{error:#}"), format!("the database is unavailable while trying to acquire: {reason}"));
+    }
+
+    #[test]
+    fn durations_are_rounded_to_milliseconds() {
+        let shown = |nanos| format!("{:?}", rounded(Duration::from_nanos(nanos)));
+        assert_eq!(shown(685_089_132), "685ms");
+        assert_eq!(shown(12_000_999_999), "12s");
+        assert_eq!(shown(8_000), "8µs");
+        assert_eq!(rounded(Duration::MAX).as_secs(), u64::MAX);
     }
 }

@@ -309,8 +309,16 @@ impl Worker {
     /// Lets the idle connections of the same queue be closed, if this one was silent: the next
     /// attempt would wait as long for another silent one.
     fn suspect_others(&self, failure: &Failure) {
-        if matches!(failure, Failure::NoAnswer { .. }) && !self.backend.is_local() {
-            self.queue.suspect_connections(ANSWER_WITHIN);
+        if matches!(failure, Failure::NoAnswer { .. }) {
+            self.suspect(&self.queue, ANSWER_WITHIN);
+        }
+    }
+
+    /// Makes the connections of a queue suspect. Those to a file are not lost: a locked file answers
+    /// late.
+    fn suspect(&self, queue: &Queue, patience: Duration) {
+        if !self.backend.is_local() {
+            queue.suspect_connections(patience);
         }
     }
 
@@ -328,13 +336,11 @@ impl Worker {
         let fault = failure.fault();
         let had_connection = !matches!(failure, Failure::Unconnected(_));
         let attempts = task.attempts();
-        // A locked file answers late; its connections are not lost.
-        let is_lost = had_connection && fault == Fault::Severed && !self.backend.is_local();
-        if let Some(suspects) = self.suspects.as_ref().filter(|_| is_lost) {
-            suspects.suspect_connections(attempts.answer_within);
+        let answer_within = attempts.answer_within;
+        if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::Severed) {
+            self.suspect(suspects, answer_within);
         }
         self.suspect_others(&failure);
-        let attempts = task.attempts();
         attempts.may_linger |= failure.may_linger();
         attempts.is_repeated |= had_connection;
         self.drop_broken(&failure);

@@ -96,7 +96,8 @@ impl Settings {
     }
 }
 
-/// Reads when the server was started, in microseconds of its clock. This tells two servers apart.
+/// Reads when the server was started, in microseconds of its clock. Two servers do not start in the
+/// same microsecond; a system identifier is the same in copies.
 pub(super) async fn started_at(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar("SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint")
         .fetch_one(connection)
