@@ -8,7 +8,7 @@ use std::time::Duration;
 use sqlx::mysql::MySqlTypeInfo;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, QueryBuilder, Row as _, SqlSafeStr as _, SqlStr, TypeInfo as _};
 
-use super::store::{is_timeout, number};
+use super::store::{MySqlQuery, is_timeout, number};
 use crate::backend::dialect::{
     Clauses, Column, ColumnLookup, Dialect, EndOutcome, Ending, LockFailure, Locking, Unique, Wait,
 };
@@ -202,9 +202,12 @@ fn greatest_of(type_name: &str) -> Option<i64> {
 }
 
 // Returns one row for each unique index on these columns alone, the best one first, or one row
-// without an index. {} is a placeholder for each of them. An index on an expression has no column. MySQL hides an index as INVISIBLE,
-// MariaDB as IGNORED. Bind order: schema and table, the columns,
-// their number twice, schema and table, the first column.
+// without an index. {} is a placeholder for each of them. An index on an expression has no column.
+// MySQL hides an index as INVISIBLE, MariaDB as IGNORED. Bind order: schema and table, the columns,
+// their number twice, schema and table, the first column, schema and table.
+//
+// Each view of the catalogue gets the schema and the table as values: to join one by them, MariaDB
+// would open every table of the server.
 // https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html,
 // https://mariadb.com/kb/en/ignored-indexes/
 #[rustfmt::skip]
@@ -212,7 +215,7 @@ const COLUMN: &str = "
 SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), CAST(i.obstacle AS CHAR),
        CAST(c.CHARACTER_SET_NAME AS CHAR), CAST(c.COLLATION_NAME AS CHAR)
   FROM information_schema.COLUMNS AS c
-  JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
+  JOIN information_schema.TABLES AS t
   LEFT JOIN (SELECT s.TABLE_SCHEMA AS place, s.TABLE_NAME AS home, s.INDEX_NAME AS name,
                     CASE WHEN MAX(s.SUB_PART) IS NOT NULL THEN 'it is on a part of the column'
                          WHEN MAX(s.INDEX_TYPE) <> 'BTREE' THEN CONCAT('it is a ', LOWER(MAX(s.INDEX_TYPE)), ' index')
@@ -224,22 +227,16 @@ SELECT CAST(c.DATA_TYPE AS CHAR), CAST(t.ENGINE AS CHAR), CAST(i.name AS CHAR), 
               GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME, s.INDEX_NAME
              HAVING SUM(s.COLUMN_NAME IN ({})) = ? AND COUNT(*) = ?) AS i
     ON i.place = c.TABLE_SCHEMA AND i.home = c.TABLE_NAME
- WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ?
+ WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? AND c.COLUMN_NAME = ? AND t.TABLE_SCHEMA = ? AND t.TABLE_NAME = ?
  ORDER BY i.obstacle IS NOT NULL, i.name <> 'PRIMARY'
  LIMIT 1";
 
 /// Looks up a column by schema, table, and itself with the others of its key.
 pub(super) async fn column(
     conn: &mut MySqlConnection,
-    (schema, table, columns): &(String, String, Vec<String>),
+    path: &(String, String, Vec<String>),
 ) -> Result<Option<Column>, sqlx::Error> {
-    let sql = COLUMN.replace("{}", &vec!["?"; columns.len()].join(", "));
-    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(schema).bind(table);
-    for column in columns {
-        query = query.bind(column);
-    }
-    let number = i64::try_from(columns.len()).unwrap_or(i64::MAX);
-    query = query.bind(number).bind(number).bind(schema).bind(table).bind(columns.first());
+    let query = bind_path(COLUMN, path);
     let Some(row) = query.fetch_optional(conn).await? else {
         return Ok(None);
     };
@@ -254,6 +251,15 @@ pub(super) async fn column(
             .zip(collation)
             .map(|(charset, collation)| format!("CONVERT(k.k USING {charset}) COLLATE {collation}")),
     }))
+}
+
+/// Binds the parameters of [`COLUMN`].
+fn bind_path<'q>(sql: &str, (schema, table, columns): &'q (String, String, Vec<String>)) -> MySqlQuery<'q> {
+    let sql = sql.replace("{}", &vec!["?"; columns.len()].join(", "));
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(schema).bind(table);
+    let query = columns.iter().fold(query, |query, column| query.bind(column));
+    let number = i64::try_from(columns.len()).unwrap_or(i64::MAX);
+    query.bind(number).bind(number).bind(schema).bind(table).bind(columns.first()).bind(schema).bind(table)
 }
 
 // Whether the row exists, and whether its time of use must be written. Bind order: how old the time
@@ -320,6 +326,26 @@ impl Class {
             "time" => Self::Time,
             "datetime" | "timestamp" => Self::Moment,
             _ => Self::Other(name),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use sqlx::Connection as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn lookup_of_a_column_opens_one_table() {
+        let url = std::env::var("SQLOCK_TEST_MARIADB_URL").expect("the tests run by scripts/test");
+        let mut conn = MySqlConnection::connect(&url).await.expect("a connection");
+        let path = ("test".to_owned(), "orders".to_owned(), vec!["id".to_owned()]);
+        let plan = bind_path(&format!("EXPLAIN {COLUMN}"), &path).fetch_all(&mut conn).await.expect("a plan");
+        for row in plan {
+            let extra: String = row.try_get("Extra").expect("a text");
+            assert!(!extra.contains("all databases"), "{extra}");
         }
     }
 }
