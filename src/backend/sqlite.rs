@@ -108,7 +108,7 @@ impl Backend for SqliteBackend {
     }
 
     fn max_batch_len(&self) -> usize {
-        64
+        256
     }
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {

@@ -2,11 +2,13 @@
 //!
 //! Promises: 5.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use sqlock::inspect::LeaseInfo;
-use sqlock::{Error, FencingToken, Locks, LossCause};
+use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
+use tokio::task::JoinSet;
 
 use crate::support::{fresh, soon};
 
@@ -37,6 +39,42 @@ async fn inspect_reports_holder_token_and_expiry() {
 
     lease.release().await.expect("release");
     assert_eq!(theirs.inspect("a").await.expect("inspect"), None);
+}
+
+/// Requests that are ready together go in one batch.
+#[tokio::test]
+async fn names_acquired_together_keep_their_own_values() {
+    const NAMES: u64 = 100;
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let name = |nth| if nth % 3 == 0 { format!("{nth}'\\é") } else { format!("name/{nth}") };
+    // New names first, then known ones.
+    for round in 0..2 {
+        let mut acquired = JoinSet::new();
+        for nth in 0..NAMES {
+            let request = locks.lease(name(nth)).ttl(LONG + Duration::from_secs(nth)).label(format!("{round}/{nth}"));
+            acquired.spawn(async move { (nth, request.acquire().await.expect("acquire")) });
+        }
+        let mut leases: BTreeMap<u64, Lease> = acquired.join_all().await.into_iter().collect();
+        for kept in [NAMES, 0] {
+            let listed = locks.list("").await.expect("list");
+            assert_eq!(listed.len(), leases.len());
+            for (nth, lease) in &leases {
+                let info = listed.iter().find(|info| info.name == *lease.name()).expect("listed");
+                assert_eq!(info.name.as_str(), name(*nth));
+                assert_eq!((info.token, info.owner), (lease.token(), Some(lease.owner())));
+                assert_eq!(info.label, format!("{round}/{nth}"));
+                // The clock is read twice.
+                let ttl = info.expires_at - info.acquired_at + TimeDelta::seconds(1);
+                assert!(ttl > TimeDelta::seconds(600 + *nth as i64), "{ttl} for {nth}");
+            }
+            let released = leases.extract_if(.., |nth, _| kept == 0 || nth % 2 == 0).map(|(_, lease)| lease.release());
+            for outcome in released.collect::<JoinSet<_>>().join_all().await {
+                outcome.expect("ours to the end");
+            }
+        }
+        assert_eq!(locks.list("").await.expect("list"), []);
+    }
 }
 
 #[tokio::test]

@@ -28,7 +28,9 @@ SELECT ", lease_columns!(), ", ", $is_first, " AS is_first,
 // after the INSERT: see `until_row`.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!(
-claim_state!("1"), " AND NOT ", is_vacant!(), ";", grant_vacant!(), ";",
+claim_state!("1"), " AND NOT ", is_vacant!("$1", "$2"), ";",
+grant_vacant!(concat!("
+VALUES ($1, $2, $3, $4, ", now!(), ", $5, ", now!(), " + $5, ", now!(), ", $6, $7)")), ";",
 claim_state!("0"));
 
 /// Whether the name has enough free permits for the claim and no waiter. The two lookups by key
@@ -37,7 +39,7 @@ claim_state!("0"));
 macro_rules! has_room {
     () => {
         concat!("
-       (l.id IN ('', 'entries') AND NOT ", is_awaited!(), "
+       (l.id IN ('', 'entries') AND NOT ", is_awaited!("$1"), "
         AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $2)
         AND (SELECT coalesce(sum(e.units), 0) + $8 <= $9 AND (l.id = '' OR count(*) > 0 AND min(e.units) > 0)
                FROM sqlock_entry AS e WHERE e.name = $1 AND e.token > 0))")

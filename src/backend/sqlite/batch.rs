@@ -1,23 +1,39 @@
-//! Carries out requests about several names in one transaction. Each has the same effect as alone,
-//! or none.
+//! Carries out requests about several names in one statement. Each has the same effect as alone, or
+//! none.
 
-use sqlx::{Executor as _, SqliteConnection};
+use std::collections::{HashMap, HashSet};
 
-use super::acquire::bind_claim;
+use serde_json::{Value, json};
+use sqlx::SqliteConnection;
+
 use super::queue::poll;
-use super::store::OpenTransaction;
-use crate::backend::stored::TableRow as _;
-use crate::backend::token;
+use super::store::rows;
+use crate::backend::stored::{TableRow as _, client_text};
+use crate::backend::{micros, token};
 use crate::name::LockName;
-use crate::protocol::{Batch, LeaseId, Release, Released, Response};
+use crate::protocol::{Batch, Claim, LeaseId, Release, Released, Response};
 
-// A name without holder and waiter. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6 holder, $7
-// label.
+// $1 JSON [[name, id, owner, client, ttl, holder, label], …]. A SELECT before ON CONFLICT needs a
+// WHERE.
 #[rustfmt::skip]
-const ACQUIRE: &str = concat!(grant_vacant!(), "
-RETURNING token");
+const ACQUIRE: &str = concat!(
+grant_vacant!(concat!("
+SELECT c.value ->> 0, c.value ->> 1, c.value ->> 2, c.value ->> 3, ", now!(), ", c.value ->> 4, ", now!(), " + (c.value ->> 4),
+       ", now!(), ", c.value ->> 5, c.value ->> 6
+  FROM json_each($1) AS c WHERE true")), "
+RETURNING id, token");
 
-const RELEASE: &str = free_unawaited!();
+// $1 JSON [[name, id, token], …]. CROSS JOIN keeps the order of the tables: with the statistics of a
+// table that was small, an UPDATE … FROM would scan it.
+#[rustfmt::skip]
+const RELEASE: &str = concat!("
+INSERT INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+SELECT l.name, l.id, l.owner, l.client, l.token, l.ttl, l.expires_at, l.acquired_at, l.holder, l.label
+  FROM json_each($1) AS r CROSS JOIN sqlock_lease AS l
+    ON l.name = r.value ->> 0 AND l.id = r.value ->> 1 AND l.token = r.value ->> 2
+ WHERE NOT ", is_awaited!("l.name"), "
+    ON CONFLICT (name) DO UPDATE ", set_free!(), "
+RETURNING name");
 
 /// Carries out the requests of a batch. `None`: the request changed nothing.
 ///
@@ -25,40 +41,47 @@ const RELEASE: &str = free_unawaited!();
 ///
 /// A dropped batch takes effect completely or not at all.
 pub(super) async fn execute(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    if let Batch::Poll(polls) = batch {
-        return poll_many(conn, polls).await;
-    }
-    let open = OpenTransaction::new(conn);
-    let answers = transaction(open.conn, batch).await;
-    open.finish(answers).await
-}
-
-async fn transaction(conn: &mut SqliteConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    conn.execute("BEGIN IMMEDIATE").await?;
-    let mut answers = Vec::new();
     match batch {
-        Batch::Acquire(claims) => {
-            for claim in claims {
-                let row = bind_claim(ACQUIRE, claim).fetch_optional(&mut *conn).await?;
-                let token = row.map(|row| row.number("token")).transpose()?.and_then(token);
-                answers.push(token.map(|token| Response::Acquired(Ok(token))));
-            }
-        }
-        Batch::Release(releases) => {
-            for Release { name, id, token, .. } in releases {
-                let query = sqlx::query(RELEASE).bind(name.as_str()).bind(id.to_string()).bind(token.get());
-                let is_ended = query.execute(&mut *conn).await?.rows_affected() > 0;
-                answers.push(is_ended.then_some(Response::Released(Released::Ended { awaited: false })));
-            }
-        }
-        // Needs no transaction.
-        Batch::Poll(_) => {}
+        Batch::Acquire(claims) => acquire(conn, claims).await,
+        Batch::Release(releases) => release(conn, releases).await,
+        Batch::Poll(polls) => poll_many(conn, polls).await,
     }
-    conn.execute("COMMIT").await?;
-    Ok(answers)
 }
 
-/// Polls one name after the other. A transaction would save nothing.
+async fn acquire(conn: &mut SqliteConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let batch = Value::from_iter(claims.iter().map(|claim| {
+        json!([
+            claim.name.as_str(),
+            claim.id.to_string(),
+            claim.owner.to_string(),
+            client_text(claim.is_kept.then_some(claim.client)),
+            micros(claim.ttl),
+            &*claim.holder,
+            &*claim.label,
+        ])
+    }));
+    let mut granted = HashMap::new();
+    for row in rows(conn, sqlx::query(ACQUIRE).bind(batch.to_string())).await? {
+        granted.insert(row.text("id")?, token(row.number("token")?));
+    }
+    let answer = |claim: &Claim| granted.remove(&claim.id.to_string())?.map(|token| Response::Acquired(Ok(token)));
+    Ok(claims.iter().map(answer).collect())
+}
+
+async fn release(conn: &mut SqliteConnection, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let batch = Value::from_iter(
+        releases.iter().map(|release| json!([release.name.as_str(), release.id.to_string(), release.token.get()])),
+    );
+    let rows = rows(conn, sqlx::query(RELEASE).bind(batch.to_string())).await?;
+    let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
+    let answer = |release: &Release| {
+        let is_ended = ended.contains(release.name.as_str());
+        is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
+    };
+    Ok(releases.iter().map(answer).collect())
+}
+
+/// Polls one name after the other. One statement would save nothing.
 async fn poll_many(
     conn: &mut SqliteConnection,
     polls: &[(LockName, LeaseId)],
@@ -68,4 +91,27 @@ async fn poll_many(
         answers.push(Some(Response::Polled(poll(conn, name, &[*id]).await?)));
     }
     Ok(answers)
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use sqlx::{Executor as _, Row as _};
+
+    use super::super::differential::open;
+    use super::*;
+
+    #[tokio::test]
+    async fn releases_find_rows_by_key_with_statistics_of_a_small_table() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut conn = open(&directory.path().join("store.db")).await;
+        let statistics = "INSERT INTO sqlite_stat1 VALUES ('sqlock_lease', 'sqlock_lease', '1 1')";
+        for sql in ["ANALYZE", statistics, "ANALYZE sqlite_schema"] {
+            conn.execute(sql).await.expect("statistics");
+        }
+        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {RELEASE}"));
+        let plan = sqlx::query(explain).bind("[]").fetch_all(&mut conn).await.expect("a plan");
+        let steps: Vec<String> = plan.iter().map(|row| row.try_get("detail").expect("a text")).collect();
+        assert!(steps.iter().any(|step| step.starts_with("SEARCH l USING PRIMARY KEY")), "{steps:?}");
+    }
 }

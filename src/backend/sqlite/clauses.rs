@@ -43,45 +43,40 @@ macro_rules! lease_columns {
     };
 }
 
-/// Whether an entry of the name `$1` waits.
+/// Whether an entry of a name waits.
 macro_rules! is_awaited {
-    () => {
-        "EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = $1 AND w.token = 0)"
+    ($name:literal) => {
+        concat!("EXISTS (SELECT 1 FROM sqlock_entry AS w WHERE w.name = ", $name, " AND w.token = 0)")
     };
 }
 
 /// Whether the name has no holder, no waiter, and no entry of the claim itself.
 #[rustfmt::skip]
 macro_rules! is_vacant {
-    () => {
+    ($name:literal, $id:literal) => {
         concat!("
-       (l.id = '' AND NOT ", is_awaited!(), "
-        AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $2))")
+       (l.id = '' AND NOT ", is_awaited!($name), "
+        AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS o WHERE o.name = ", $name, " AND o.id = ", $id, "))")
     };
 }
 
-/// Frees a name that is held exclusively and has no waiter. $1 name, $2 id, $3 token.
-#[rustfmt::skip]
-macro_rules! free_unawaited {
+/// Frees a name.
+macro_rules! set_free {
     () => {
-        concat!("
-UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0
- WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!())
+        "SET id = '', owner = '', client = '', expires_at = 0"
     };
 }
 
-/// Grants a name that is vacant or has no row. $1 name, $2 id, $3 owner, $4 client, $5 ttl, $6
-/// holder, $7 label.
+/// Grants names that are vacant or have no row. `$claims` are the new rows.
 #[rustfmt::skip]
 macro_rules! grant_vacant {
-    () => {
+    ($claims:expr) => {
         concat!("
-INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
-VALUES ($1, $2, $3, $4, ", now!(), ", $5, ", now!(), " + $5, ", now!(), ", $6, $7)
+INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)", $claims, "
     ON CONFLICT (name) DO UPDATE
    SET id = excluded.id, owner = excluded.owner, client = excluded.client, token = max(l.token + 1, excluded.token),
        ttl = excluded.ttl, expires_at = excluded.expires_at, acquired_at = excluded.acquired_at,
        holder = excluded.holder, label = excluded.label
- WHERE ", is_vacant!())
+ WHERE ", is_vacant!("l.name", "excluded.id"))
     };
 }

@@ -16,7 +16,7 @@ use crate::token::FencingToken;
 macro_rules! lease_state {
     ("next") => {
         concat!("
-SELECT changes() AS done, ", is_awaited!(), " AS awaited, l.id, l.token, l.lost,
+SELECT changes() AS done, ", is_awaited!("$1"), " AS awaited, l.id, l.token, l.lost,
        CASE WHEN l.id = $4 THEN l.token
             ELSE coalesce((SELECT o.token FROM sqlock_entry AS o WHERE o.name = $1 AND o.id = $4 AND o.owner <> ''), 0)
             END AS next_token
@@ -24,7 +24,7 @@ SELECT changes() AS done, ", is_awaited!(), " AS awaited, l.id, l.token, l.lost,
     };
     ("no next") => {
         concat!("
-SELECT changes() AS done, ", is_awaited!(), " AS awaited, l.id, l.token, l.lost, 0 AS next_token
+SELECT changes() AS done, ", is_awaited!("$1"), " AS awaited, l.id, l.token, l.lost, 0 AS next_token
   FROM sqlock_lease AS l WHERE l.name = $1")
     };
 }
@@ -55,7 +55,9 @@ COMMIT"
 
 // $1 name, $2 id, $3 token
 #[rustfmt::skip]
-const RELEASE: &str = release!("no next", free_unawaited!(), "
+const RELEASE: &str = release!("no next", concat!("
+UPDATE sqlock_lease ", set_free!(), "
+ WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!("$1")), "
 DELETE FROM sqlock_entry");
 
 // As RELEASE, and $4 how long the name stays unavailable.
@@ -71,7 +73,7 @@ const RELEASE_TO_NEXT: &str = release!("next", concat!("
 UPDATE sqlock_lease
    SET id = $4, owner = $5, client = $6, token = max(token + 1, ", now!(), "), ttl = $7, expires_at = ", now!(), " + $7,
        acquired_at = ", now!(), ", holder = $8, label = $9
- WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!()), "
+ WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!("$1")), "
 DELETE FROM sqlock_entry");
 
 // $1 name, $2 id, $3 token. The next holder is the first live one of the first 64 waiting entries,
@@ -161,8 +163,8 @@ impl LeaseState {
 const WITHDRAW: &str = concat!("
 BEGIN IMMEDIATE;
 DELETE FROM sqlock_entry WHERE name = $1 AND id = $2 AND owner <> '' AND (token = 0 OR token <> $3);
-UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0 WHERE name = $1 AND id = $2 AND token <> $3;
-SELECT ", is_awaited!(), " AS awaited FROM sqlock_lease WHERE name = $1;
+UPDATE sqlock_lease ", set_free!(), " WHERE name = $1 AND id = $2 AND token <> $3;
+SELECT ", is_awaited!("$1"), " AS awaited FROM sqlock_lease WHERE name = $1;
 COMMIT");
 
 /// Deletes the entry of an acquisition and ends its holding, unless that has the token `except`.

@@ -10,7 +10,7 @@
 //!   the SELECTs between them are the points at which the text may end. So a refusal by a SELECT
 //!   takes no write lock.
 //!
-//! A batch is one transaction of several texts.
+//! A batch is one statement.
 //!
 //! Parameters are called `$1`, not `?1`: with `?7`, SQLite also numbers the six before it in that
 //! statement. sqlx treats those as parameters without a name and leaves later ones unbound.
