@@ -130,7 +130,7 @@ impl Backend for PostgresBackend {
     }
 
     fn max_batch_len(&self) -> usize {
-        64
+        256
     }
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {

@@ -14,6 +14,7 @@ use super::queue::poll_many;
 use super::script::{Script, id_literal, list, name_literal, text_literal};
 use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
+use crate::name::LockName;
 use crate::protocol::{Batch, Claim, Release, Released, Response};
 
 // Bind order: names.
@@ -77,26 +78,18 @@ pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result
 
 async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(claims, |claim| name_literal(&claim.name));
-    // A value that all claims share is written once.
-    let case_by_name = |literal: fn(&Claim) -> String| {
-        let mut literals = claims.iter().map(literal);
-        let first = literals.next().unwrap_or_default();
-        if literals.all(|other| other == first) {
-            return first;
-        }
-        let cases = claims.iter().map(|claim| format!(" WHEN {} THEN {}", name_literal(&claim.name), literal(claim)));
-        format!("CASE l.name{} END", cases.collect::<String>())
+    let mut sorted: Vec<&Claim> = claims.iter().collect();
+    sorted.sort_by_key(|claim| &claim.name);
+    let by_name = |literal: fn(&Claim) -> String| {
+        value_by_name(&sorted.iter().map(|claim| (&claim.name, literal(claim))).collect::<Vec<_>>())
     };
     let mut script = Script::new();
     script.add(LOCK_FREE, &[names]);
     script.add(COUNT_FREE, &[names]);
-    let (id, owner) = (case_by_name(|claim| id_literal(claim.id)), case_by_name(|claim| id_literal(claim.owner)));
-    let (client, ttl) = (
-        case_by_name(|claim| id_literal(heartbeat_client(claim))),
-        case_by_name(|claim| micros(claim.ttl).to_string()),
-    );
-    let (holder, label) =
-        (case_by_name(|claim| text_literal(&claim.holder)), case_by_name(|claim| text_literal(&claim.label)));
+    let (id, owner) = (by_name(|claim| id_literal(claim.id)), by_name(|claim| id_literal(claim.owner)));
+    let (client, ttl) =
+        (by_name(|claim| id_literal(heartbeat_client(claim))), by_name(|claim| micros(claim.ttl).to_string()));
+    let (holder, label) = (by_name(|claim| text_literal(&claim.holder)), by_name(|claim| text_literal(&claim.label)));
     let ids = &*list(claims, |claim| id_literal(claim.id));
     script.add(SEEN, &["0", names, ids]);
     script.add(ACQUIRE, &[&id, &owner, &client, &ttl, &holder, &label, names]);
@@ -111,6 +104,21 @@ async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Opt
         Some(Response::Acquired(Ok(token(*granted)?)))
     };
     Ok(claims.iter().map(answer).collect())
+}
+
+/// An expression for the value that belongs to the name of the row `l`. `values` are in the order of
+/// their names, so the server finds one of n with log n comparisons.
+fn value_by_name(values: &[(&LockName, String)]) -> String {
+    match values {
+        [] => "NULL".to_owned(),
+        // A value that several names share is written once.
+        [(_, first), others @ ..] if others.iter().all(|(_, other)| other == first) => first.clone(),
+        _ => {
+            let (before, from) = values.split_at(values.len() / 2);
+            let least = name_literal(from[0].0);
+            format!("IF(l.name < {least}, {}, {})", value_by_name(before), value_by_name(from))
+        }
+    }
 }
 
 async fn release(conn: &mut MySqlConnection, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {

@@ -73,9 +73,13 @@ pub(super) fn list<T>(of: &[T], literal: fn(&T) -> String) -> String {
     of.iter().map(literal).collect::<Vec<_>>().join(", ")
 }
 
-/// A name as a literal of bytes.
+/// A name as a literal: its characters if none of them needs an escape, or its bytes.
 pub(super) fn name_literal(name: &LockName) -> String {
-    format!("X'{}'", hex(name.as_str().as_bytes()))
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/@".contains(&byte);
+    match name.as_str() {
+        plain if plain.bytes().all(is_plain) => format!("'{plain}'"),
+        other => format!("X'{}'", hex(other.as_bytes())),
+    }
 }
 
 /// A text as a literal.

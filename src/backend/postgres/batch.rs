@@ -61,7 +61,7 @@ INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, 
 SELECT name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label FROM held
     ON CONFLICT (name) DO UPDATE
    SET id = '', owner = '', client = '', expires_at = 0
- WHERE l.id = excluded.id AND l.token = excluded.token AND l.waiting = 0 AND ", commit_lazily!("$4"), "
+ WHERE l.id = excluded.id AND l.token = excluded.token AND l.waiting = 0 AND (SELECT ", commit_lazily!("$4"), ")
 RETURNING name");
 
 /// Carries out the requests of a batch. `None`: the request changed nothing.
