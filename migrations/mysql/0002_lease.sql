@@ -24,8 +24,8 @@ CREATE TABLE IF NOT EXISTS sqlock_lease (
     label       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
 ) ENGINE = InnoDB;
 
--- What holders note about their work: one row for each holding that has a note. The row stays after the holding, until the sweeper
--- finds a newer token of the name.
+-- What holders note about their work: one row for each holding that has a note. The row stays after the holding, until a later holder
+-- writes a note or the sweeper finds a newer token of the name.
 --
 -- token        the fencing token of the holding.
 CREATE TABLE IF NOT EXISTS sqlock_note (
