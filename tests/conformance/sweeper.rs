@@ -306,7 +306,9 @@ async fn reused_keys_are_not_purged() {
 async fn sweepers_spare_new_requests_of_purged_keys() {
     let db = fresh().await;
     let pool = db.pool().await;
-    let requests = Requests { pool: pool.clone(), by: Idempotency::new(&db.locks().await) };
+    // A sweeper may lock an expired record for longer than a request waits by default.
+    let by = Idempotency::new(&db.locks().await).wait(LONG);
+    let requests = Requests { pool: pool.clone(), by };
     let over = Arc::new(AtomicBool::new(false));
     let mut sweepers = JoinSet::new();
     for batch in [1, 4] {
