@@ -104,6 +104,8 @@ struct QueueState {
     /// The number of workers with a connection.
     open: usize,
     is_closed: bool,
+    /// Tasks submitted after the close, while another one is being dropped.
+    refused: Option<VecDeque<Box<dyn Pending>>>,
     /// Why a connection could not be opened or was lost, if nothing was answered since.
     failure: Option<String>,
 }
@@ -262,11 +264,31 @@ impl Queue {
 
     fn push(&self, task: Box<dyn Pending>, is_urgent: bool) {
         let mut state = self.state();
-        // Dropping a task answers `Error::Closed`.
-        if !state.is_closed {
-            let list = if is_urgent { &mut state.urgent } else { &mut state.ready };
-            list.push_back(task);
-            self.wake(&state);
+        if state.is_closed {
+            drop(state);
+            return self.refuse(task);
+        }
+        let list = if is_urgent { &mut state.urgent } else { &mut state.ready };
+        list.push_back(task);
+        self.wake(&state);
+    }
+
+    /// Drops a task, which answers [`Error::Closed`]. The answer may submit the next task, and that
+    /// one's answer another: they are dropped one after another, since the stack would not hold
+    /// thousands of them.
+    fn refuse(&self, task: Box<dyn Pending>) {
+        match &mut self.state().refused {
+            Some(refused) => return refused.push_back(task),
+            nobody_refuses => *nobody_refuses = Some(VecDeque::new()),
+        }
+        let mut next = Some(task);
+        while let Some(task) = next {
+            drop(task);
+            let mut state = self.state();
+            next = state.refused.as_mut().and_then(VecDeque::pop_front);
+            if next.is_none() {
+                state.refused = None;
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sqlock::events::Event;
 use sqlock::{Error, LossCause};
+use tokio::task::JoinSet;
 use tracing::Level;
 
 use crate::support::log::Log;
@@ -139,4 +140,27 @@ fn client_of_an_ended_runtime_is_closed() {
         assert!(matches!(&drained, Err(Error::Closed)), "{drained:?}");
         drop((held, db));
     });
+}
+
+/// Each release fails as soon as it is submitted, and then the next one is. The stack would not hold
+/// them all at a time.
+#[test]
+fn runtime_ends_while_many_leases_of_a_name_are_released() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (db, locks) = runtime.block_on(async {
+        let db = fresh().await;
+        let locks = db.locks().await;
+        let mut acquiring = JoinSet::new();
+        for _ in 0..500 {
+            acquiring.spawn(locks.lease("a").shared().ttl(LONG).acquire());
+        }
+        let leases = soon("the leases", acquiring.join_all()).await;
+        for lease in leases {
+            drop(lease.expect("acquire"));
+        }
+        (db, locks)
+    });
+    drop(runtime);
+    assert_eq!(locks.health().held, 0);
+    drop(db);
 }
