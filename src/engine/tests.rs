@@ -237,6 +237,26 @@ fn polled_holding_of_no_caller_is_withdrawn() {
     assert!(store.open.iter().any(|(_, body)| is_meant(body)), "{:?}", store.open);
 }
 
+/// What is left of the grant may be over before a release gets through.
+#[test]
+fn grant_found_late_is_extended_before_its_use() {
+    let mut store = waits_for_two_names();
+    store.pass(POLL_FIRST);
+    let holder = store.open.iter().find_map(|(_, body)| match body {
+        Request::Poll { ids, .. } if is_poll_of("a")(body) => Some(Holder::Lease(ids[0])),
+        _ => None,
+    });
+    let (token, remaining) = (FencingToken::new(5).expect("a token"), Some(GRANT / 3));
+    let (holder, client) = (holder.expect("a poll"), Some(ClientId::from_u128(1)));
+    let row = LeaseRow { holder, owner: None, client, token: 5, remaining, waiting: 0, lost: 0, asked: 0 };
+    let presences = vec![Presence::Holding { token, remaining }];
+    store.answer(is_poll_of("a"), Response::Polled(Some(Polled { row, presences })));
+    let is_granted = |action: &Action| matches!(action, Action::Granted { .. });
+    assert!(!store.has_acted(is_granted), "{:?}", store.actions);
+    store.answer(|body| matches!(body, Request::Extend(_)), Response::Extended(Amended::Done));
+    assert!(store.has_acted(is_granted), "{:?}", store.actions);
+}
+
 #[test]
 fn notification_without_a_name_polls_all_names() {
     let mut store = waits_for_two_names();
