@@ -401,7 +401,7 @@ async fn run_drops_the_work_on_loss() {
 async fn run_polls_no_work_after_the_deadline() {
     let db = fresh().await;
     let (ours, polls) = (db.locks().await, AtomicU32::new(0));
-    let work = ours.lease("a").ttl(SHORT * 4).run(async |lease| block_past(|| lease.remaining(), &polls).await);
+    let work = ours.lease("a").ttl(SHORT * 10).run(async |lease| block_past(|| lease.remaining(), &polls).await);
     lost_by(soon("the loss", work).await.expect_err("lost"), LossCause::Expired);
     assert_eq!(polls.into_inner(), 2);
 }

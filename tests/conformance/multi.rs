@@ -343,7 +343,7 @@ async fn loss_of_one_lease_loses_all() {
 async fn run_polls_no_work_after_the_deadline() {
     let db = fresh().await;
     let (ours, polls) = (db.locks().await, AtomicU32::new(0));
-    let request = all(&ours, &["a", "b"]).ttl(Duration::from_secs(2));
+    let request = all(&ours, &["a", "b"]).ttl(Duration::from_secs(5));
     let work = request.run(async |held| block_past(|| held.remaining(), &polls).await);
     assert!(soon("the loss", work).await.expect_err("lost").is_lost());
     assert_eq!(polls.into_inner(), 2);
