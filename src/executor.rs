@@ -276,19 +276,19 @@ impl Queue {
     /// Drops a task, which answers [`Error::Closed`]. The answer may submit the next task, and that
     /// one's answer another: they are dropped one after another, since the stack would not hold
     /// thousands of them.
-    fn refuse(&self, task: Box<dyn Pending>) {
+    fn refuse(&self, mut task: Box<dyn Pending>) {
         match &mut self.state().refused {
             Some(refused) => return refused.push_back(task),
-            nobody_refuses => *nobody_refuses = Some(VecDeque::new()),
+            none => *none = Some(VecDeque::new()),
         }
-        let mut next = Some(task);
-        while let Some(task) = next {
+        loop {
             drop(task);
             let mut state = self.state();
-            next = state.refused.as_mut().and_then(VecDeque::pop_front);
-            if next.is_none() {
+            let Some(next) = state.refused.as_mut().and_then(VecDeque::pop_front) else {
                 state.refused = None;
-            }
+                return;
+            };
+            task = next;
         }
     }
 
