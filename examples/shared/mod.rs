@@ -134,7 +134,16 @@ pub async fn sqlite(url: &str) -> Result<sqlx::SqlitePool> {
     // WAL: who reads does not keep others from writing.
     let file: SqliteConnectOptions = url.parse()?;
     let file = file.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
-    Ok(SqlitePoolOptions::new().max_connections(4).connect_with(file).await?)
+    let pool = SqlitePoolOptions::new().max_connections(4);
+    loop {
+        match pool.clone().connect_with(file.clone()).await {
+            // Another process switches the new file to WAL: SQLite does not wait for that.
+            Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "5") => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            connected => return Ok(connected?),
+        }
+    }
 }
 
 #[cfg(feature = "postgres")]
