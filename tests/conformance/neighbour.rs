@@ -15,9 +15,11 @@ use crate::DATABASE;
 use crate::support::worker::Worker;
 use crate::support::{Database, Fresh, builder, connect, fresh, soon};
 
-/// The number of leases held during the fault, and their TTL.
+/// The number of leases held during the fault, and their TTL. Deaf connections are found by the
+/// silence of the server: a quarter of the TTL, and four seconds without the suspicion. A busy
+/// machine needs the rest.
 const LEASES: usize = 50;
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(6);
 
 /// Longer than any test lasts.
 const LONG: Duration = Duration::from_secs(600);
@@ -27,11 +29,7 @@ const HANDOVERS: usize = 300;
 
 /// How long a row stays locked. SQLite has one lock for all rows, which stops heartbeats as well.
 const LOCKED_FOR: Duration =
-    if matches!(DATABASE, Database::Sqlite) { Duration::from_secs(1) } else { Duration::from_secs(4) };
-
-/// The TTL beside deaf connections, which are found by the silence of the server: a quarter of the
-/// TTL, and four seconds without the suspicion. A busy machine needs the rest.
-const TTL_WITH_DEAF_CONNECTIONS: Duration = Duration::from_secs(6);
+    if matches!(DATABASE, Database::Sqlite) { Duration::from_secs(1) } else { Duration::from_secs(7) };
 
 async fn acquire_all(locks: &Locks, prefix: &str, count: usize, ttl: Duration) -> Vec<Lease> {
     let mut acquired = JoinSet::new();
@@ -114,7 +112,7 @@ async fn deaf_connections_cost_no_lease() {
     let db = fresh().await;
     let (proxy, url) = network::behind_a_proxy(&db.url);
     let locks = builder(connect(&url, 1).await).build();
-    let leases = neighbours(&locks, TTL_WITH_DEAF_CONNECTIONS).await;
+    let leases = neighbours(&locks, TTL).await;
     // The heartbeat is on its connection.
     soon("a heartbeat", async {
         while locks.health().last_heartbeat.is_none() {
@@ -123,7 +121,7 @@ async fn deaf_connections_cost_no_lease() {
     })
     .await;
     proxy.deafen();
-    sleep(TTL_WITH_DEAF_CONNECTIONS + Duration::from_secs(2)).await;
+    sleep(TTL + Duration::from_secs(2)).await;
     release_all(leases).await;
 }
 
