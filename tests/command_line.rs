@@ -161,7 +161,6 @@ async fn usage_errors_say_what_is_wrong() {
         &["run", "--ttl", "100ms", "deploy", "--", "make"],
         &["run", "--signal", "NOPE", "deploy", "--", "make"],
         &["run", "", "--", "make"],
-        &["ls", "--watch", "--quorum"],
         &["release", "deploy"],
         &["release", "deploy", "--token", "0"],
         &["idem"],

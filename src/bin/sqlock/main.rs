@@ -37,7 +37,8 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/doctor/probe - connections and queries
 //   command/doctor/report - the results of checks
 //   command/acquire command/release command/renew command/unlock command/ls command/show - one lease, or all of them
-//   command/ls/screen command/ls/quorum command/show/quorum - the screen of ls --watch, the lists of a majority
+//   command/ls/screen command/show/quorum - the screen of ls --watch, a name on a majority
+//   command/ls/source - lists of one database and of a majority
 //   command/ls/view - its lines
 //   command/ls/state - its state
 //   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands

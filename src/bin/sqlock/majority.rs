@@ -8,7 +8,7 @@ use sqlock::quorum::{Quorum, QuorumLease};
 use sqlock::{Error, FencingToken, Locks, Owner};
 use tokio::task::JoinSet;
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::acquisition::{LeaseArgs, Outage};
 use crate::database::Database;
@@ -27,8 +27,11 @@ const INSPECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The least of that when --timeout is shorter: a running database answers in this time.
 const MIN_INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a database may take to list its holders.
+/// How long a majority of the databases may take to list the holders.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the other databases may take after that.
+const LATE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// The databases that vote.
 pub struct Majority {
@@ -64,35 +67,35 @@ impl Majority {
         count_majority(self.databases.len())
     }
 
-    /// Asks each database for holders, and warns about each that does not answer, which has `None`.
+    /// Asks each database for holders. For one that does not answer, the list is a text that says why.
     /// Fails if less than a majority answers.
-    pub async fn list_holders<F>(&self, list: impl Fn(Locks) -> F) -> Result<Vec<Option<Vec<LeaseInfo>>>, Failure>
+    pub async fn list_holders<F>(
+        &self,
+        list: impl Fn(Locks) -> F,
+    ) -> Result<Vec<Result<Vec<LeaseInfo>, String>>, Failure>
     where
         F: Future<Output = sqlock::Result<Vec<LeaseInfo>>> + Send + 'static,
     {
+        let (count, needed) = (self.databases.len(), self.needed());
         let mut requests = JoinSet::new();
         for (node, db) in self.databases.iter().enumerate() {
             let list = list(db.locks.clone());
-            requests.spawn(async move { (node, timeout(LIST_TIMEOUT, list).await) });
+            requests.spawn(async move { (node, list.await) });
         }
-        let mut answers = requests.join_all().await;
-        answers.sort_unstable_by_key(|(node, _)| *node);
-        let mut lists = Vec::new();
-        for (node, answer) in answers {
-            let reason = match answer {
-                Ok(Ok(list)) => {
-                    lists.push(Some(list));
-                    continue;
-                }
-                Ok(Err(error)) => error.report().to_string(),
-                Err(_) => "no answer".into(),
-            };
-            stderr::print_warning(&format!("{}: {reason}", self.describe(node)));
-            lists.push(None);
+        let mut lists: Vec<_> = (0..count).map(|node| Err(format!("{}: no answer", self.describe(node)))).collect();
+        let mut deadline = Instant::now() + LIST_TIMEOUT;
+        while let Ok(Some(done)) = timeout_at(deadline, requests.join_next()).await {
+            let Ok((node, listed)) = done else { continue };
+            lists[node] = listed.map_err(|error| format!("{}: {}", self.describe(node), error.report()));
+            if lists.iter().flatten().count() >= needed {
+                deadline = deadline.min(Instant::now() + LATE_TIMEOUT);
+            }
         }
-        let (count, answered, needed) = (lists.len(), lists.iter().flatten().count(), self.needed());
+        let missing: Vec<&str> = lists.iter().filter_map(|list| list.as_ref().err()).map(String::as_str).collect();
+        let answered = count - missing.len();
         if answered < needed {
-            let message = format!("{answered} of {count} databases answered, and {needed} must");
+            let reasons = missing.join("; ");
+            let message = format!("{answered} of {count} databases answered, and {needed} must: {reasons}");
             return Err(Failure::new(exit::UNREACHABLE, message));
         }
         Ok(lists)

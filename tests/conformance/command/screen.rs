@@ -6,6 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use sqlock::Lease;
 use tokio::process::Command;
 
+use super::quorum::{Three, json};
 use crate::DATABASE;
 use crate::support::Database;
 use crate::support::command::{beside, program};
@@ -22,10 +23,10 @@ async fn hold(fixture: &CommandFixture, name: &str, label: &str) -> Lease {
 }
 
 /// Starts the screen from a shell, which prints the exit code and the settings of the terminal afterwards.
-async fn watch(fixture: &CommandFixture) -> Terminal {
-    let script = "\"$SQLOCK\" ls --watch; echo \"exit code $?\"; stty -a; echo no more";
-    let environment = [("DATABASE_URL", fixture.url()), ("SQLOCK", program()), ("TERM", "xterm")];
-    let terminal = Terminal::start("sh", &["-c", script], &environment);
+async fn watch(url: &str, option: &str) -> Terminal {
+    let script = format!("\"$SQLOCK\" ls --watch {option}; echo \"exit code $?\"; stty -a; echo no more");
+    let environment = [("DATABASE_URL", url), ("SQLOCK", program()), ("TERM", "xterm")];
+    let terminal = Terminal::start("sh", &["-c", &script], &environment);
     terminal.screen.shows(ENTER_SCREEN).await;
     terminal
 }
@@ -49,7 +50,7 @@ async fn assert_restored(terminal: Terminal, code: u8) {
 async fn screen_filters_resizes_and_unlocks() {
     let fixture = CommandFixture::new().await;
     let (job, other) = (hold(&fixture, "job/1", "deploy").await, hold(&fixture, "other", "not this").await);
-    let terminal = watch(&fixture).await;
+    let terminal = watch(fixture.url(), "").await;
     for text in ["deploy", "not this", "HEARTBEAT"] {
         terminal.screen.shows(text).await;
     }
@@ -85,7 +86,7 @@ async fn screen_filters_resizes_and_unlocks() {
 async fn screen_survives_outage_and_ends_with_signal() {
     let mut fixture = CommandFixture::wired().await;
     let first = hold(&fixture, "first", "").await;
-    let terminal = watch(&fixture).await;
+    let terminal = watch(fixture.url(), "").await;
     terminal.screen.shows("first").await;
     fixture.cut().await;
     if DATABASE != Database::Sqlite {
@@ -103,4 +104,24 @@ async fn screen_survives_outage_and_ends_with_signal() {
     for lease in [first, second] {
         lease.release().await.expect("ours to the end");
     }
+}
+
+#[tokio::test]
+async fn screen_of_a_quorum_names_the_silent_and_unlocks() {
+    let three = Three::with_one_down().await;
+    let acquire = ["acquire", "--quorum", "job", "--ttl", "10m", "--label", "a step"];
+    let acquired = json(&three.run(&acquire).await.expect(0));
+    let terminal = watch(&three.urls, "--quorum").await;
+    for text in ["in 3 databases", "HELD ON", "2 of 3", "a step", "missing in the list: database 2 of 3"] {
+        terminal.screen.shows(text).await;
+    }
+    terminal.keys("u");
+    terminal.screen.shows(&format!("with token {}? y: yes", acquired["token"])).await;
+    terminal.keys("y");
+    terminal.screen.shows("any more: unlocked").await;
+    terminal.screen.shows("sqlock ls: 0 held").await;
+    terminal.keys("q");
+    assert_restored(terminal, 0).await;
+    let left = three.run(&["show", "--quorum", "job"]).await.expect(0);
+    assert!(left.stdout.starts_with("\"job\" is free on 2 of 3 databases"), "{}", left.stdout);
 }

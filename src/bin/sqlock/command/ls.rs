@@ -1,23 +1,20 @@
 //! `sqlock ls`: lists the names that are held.
 
-mod quorum;
 mod screen;
+mod source;
 mod state;
 mod view;
 
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::json;
-use sqlock::inspect::LeaseInfo;
 use tokio::time::sleep;
 
-use crate::database::Database;
+use self::source::{List, Source};
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::signals::Signals;
-use crate::stderr::{self, escape_line};
-use crate::{describe, duration, stdout};
+use crate::{stderr, stdout};
 
 /// List the names that are held.
 ///
@@ -31,7 +28,8 @@ use crate::{describe, duration, stdout};
 /// holder, and refreshes it every second. Keys: s sorts by name, time held, age of the heartbeat or
 /// waiters; / edits the prefix (Enter keeps it, Esc restores the old one); up and down select a
 /// holder; u unlocks the selected holder by its token, after a question that shows both; q quits. If
-/// the database is lost, a line says so and the last list stays.
+/// the database is lost, a line says so and the last list stays. With --quorum, a line names a
+/// database that does not answer, and u unlocks the holder on a majority.
 #[derive(Args)]
 pub struct Arguments {
     /// List only names that begin with this.
@@ -48,63 +46,48 @@ pub struct Arguments {
     /// list: on how many of them each holds its name, and when its majority expires. Names the
     /// databases that do not answer; fails with exit code 69 if less than a majority answers. With
     /// --json, the objects have two more members: databases (how many) and has_majority.
-    #[arg(long, conflicts_with = "watch")]
+    #[arg(long)]
     quorum: bool,
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    if args.quorum {
-        return quorum::run(global, &args.prefix, args.json).await;
-    }
     let mut signals = Signals::listen()?;
-    let db = Database::open_existing(global).await?;
-    let mut held = signals.unless_terminated(db.read(async || db.locks.list(&args.prefix).await)).await??;
+    let source = Source::open(global, args.quorum).await?;
+    let mut list = signals.unless_terminated(source.list(&args.prefix)).await??;
     if args.watch && !args.json && screen::is_available() {
-        return screen::watch(&db, &mut signals, &args.prefix, &held).await;
+        return screen::watch(&source, &mut signals, &args.prefix, &list).await;
     }
     let mut gap = "";
     loop {
-        let all = || json!(held);
-        match (args.json, args.watch) {
-            (true, true) => stdout::print_json(&all())?,
-            (true, false) => stdout::print_json_pretty(&all())?,
-            _ => stdout::print(&format!("{gap}{}", table(&held)))?,
-        }
+        print(&list, &args, gap)?;
         if !args.watch {
-            let _ = db.locks.shutdown().await;
+            source.shutdown().await;
             return Ok(0);
         }
         gap = if args.json { "" } else { "\n" };
         let again = async {
             sleep(Duration::from_secs(1)).await;
-            db.read(async || db.locks.list(&args.prefix).await).await
+            source.list(&args.prefix).await
         };
         let again = tokio::select! {
             again = again => again,
             signal = signals.next_termination() => return Ok(exit::from_signal(signal)),
         };
         match again {
-            Ok(now) => held = now,
-            Err(error) => stderr::print_warning(&format!("{}; showing the last list", Failure::from(error).message)),
+            Ok(now) => list = now,
+            Err(failure) => stderr::print_warning(&format!("{}; showing the last list", failure.message)),
         }
     }
 }
 
-fn table(held: &[LeaseInfo]) -> String {
-    let rows: Vec<Vec<String>> = held
-        .iter()
-        .map(|held| {
-            vec![
-                escape_line(held.name.as_str()),
-                escape_line(&held.holder),
-                describe::format_mode(held.mode),
-                held.waiters.to_string(),
-                duration::format(describe::held_for(held)),
-                duration::format(held.remaining),
-                held.token.to_string(),
-                escape_line(&held.label),
-            ]
-        })
-        .collect();
-    stdout::format_table(&["NAME", "HOLDER", "MODE", "WAITERS", "HELD FOR", "EXPIRES IN", "TOKEN", "LABEL"], &rows)
+/// Prints a list, and warns about the databases that are missing in it.
+fn print(list: &List, args: &Arguments, gap: &str) -> Result<(), Failure> {
+    for reason in list.missing() {
+        stderr::print_warning(reason);
+    }
+    match (args.json, args.watch) {
+        (true, true) => stdout::print_json(&list.to_json()),
+        (true, false) => stdout::print_json_pretty(&list.to_json()),
+        _ => stdout::print(&format!("{gap}{}", list.to_table())),
+    }
 }

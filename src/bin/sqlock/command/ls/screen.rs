@@ -13,13 +13,12 @@ use crossterm::terminal::{
 };
 use crossterm::{QueueableCommand, terminal};
 use sqlock::FencingToken;
-use sqlock::inspect::LeaseInfo;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep};
 
-use super::state::{Action, Holding, State};
-use super::view::{self, Line, Style};
-use crate::database::Database;
+use super::source::{List, Source};
+use super::state::{Action, Listed, State};
+use super::view::{self, Line, Scope, Style};
 use crate::exit::{self, Failure, Outcome};
 use crate::signals::Signals;
 use crate::stderr::quote;
@@ -39,15 +38,16 @@ pub fn is_available() -> bool {
 }
 
 /// Shows the screen until a key or a signal ends it.
-pub async fn watch(db: &Database, signals: &mut Signals, prefix: &str, held: &[LeaseInfo]) -> Outcome {
+pub async fn watch(source: &Source, signals: &mut Signals, prefix: &str, list: &List) -> Outcome {
     let screen = Screen::open()?;
-    let mut state = State::new(prefix, held.iter().map(Holding::from).collect(), Instant::now());
+    let scope = source.scope();
+    let mut state = State::new(prefix, list.to_listed(), Instant::now());
     let mut keys = read_keys();
     let mut ticks = interval(DRAW_INTERVAL);
-    let mut listing: Pending<'_, _> = Some(Box::pin(list_later(db, state.prefix.clone())));
+    let mut listing: Pending<'_, _> = Some(Box::pin(read_later(source, state.prefix.clone())));
     let mut unlocking: Pending<'_, String> = None;
     loop {
-        screen.draw(&state, &db.location)?;
+        screen.draw(&state, &scope)?;
         tokio::select! {
             event = keys.recv() => {
                 let event = event.ok_or_else(|| Failure::system("cannot read keys from the terminal"))?;
@@ -60,24 +60,24 @@ pub async fn watch(db: &Database, signals: &mut Signals, prefix: &str, held: &[L
                 }
                 match state.press(key) {
                     Action::None => {}
-                    Action::List => listing = Some(Box::pin(list(db, state.prefix.clone()))),
+                    Action::List => listing = Some(Box::pin(read(source, state.prefix.clone()))),
                     Action::Unlock { .. } if unlocking.is_some() => {
                         state.notice = Some("the last unlock is not answered yet: nothing was unlocked".into());
                     }
                     Action::Unlock { name, token } => {
                         state.notice = Some(format!("unlocking {} …", quote(&name)));
-                        unlocking = Some(Box::pin(unlock(db, name, token)));
+                        unlocking = Some(Box::pin(unlock(source, name, token)));
                     }
                     Action::Quit => return Ok(0),
                 }
             }
             listed = finish(&mut listing) => {
                 state.show_list(listed, Instant::now());
-                listing = Some(Box::pin(list_later(db, state.prefix.clone())));
+                listing = Some(Box::pin(read_later(source, state.prefix.clone())));
             }
             notice = finish(&mut unlocking) => {
                 state.notice = Some(notice);
-                listing = Some(Box::pin(list(db, state.prefix.clone())));
+                listing = Some(Box::pin(read(source, state.prefix.clone())));
             }
             _ = ticks.tick() => {}
             signal = signals.next_termination() => return Ok(exit::from_signal(signal)),
@@ -97,21 +97,19 @@ async fn finish<T>(pending: &mut Pending<'_, T>) -> T {
     }
 }
 
-async fn list(db: &Database, prefix: String) -> Result<Vec<Holding>, String> {
-    match db.read(async || db.locks.list(&prefix).await).await {
-        Ok(held) => Ok(held.iter().map(Holding::from).collect()),
-        Err(error) => Err(Failure::from(error).message),
-    }
+async fn read(source: &Source, prefix: String) -> Result<Listed, String> {
+    let list = source.list(&prefix).await;
+    list.map(|list| list.to_listed()).map_err(|failure| failure.message)
 }
 
-async fn list_later(db: &Database, prefix: String) -> Result<Vec<Holding>, String> {
+async fn read_later(source: &Source, prefix: String) -> Result<Listed, String> {
     sleep(LIST_INTERVAL).await;
-    list(db, prefix).await
+    read(source, prefix).await
 }
 
-async fn unlock(db: &Database, name: String, token: FencingToken) -> String {
+async fn unlock(source: &Source, name: String, token: FencingToken) -> String {
     let name_shown = quote(&name);
-    match db.locks.evict(&name, token).await {
+    match source.evict(&name, token).await {
         Ok(true) => format!("{name_shown} is not held with token {token} any more: unlocked"),
         Ok(false) => format!("token {token} did not hold {name_shown} any more: nothing was unlocked"),
         Err(error) => format!("cannot unlock {name_shown}: {}", Failure::from(error).message),
@@ -145,11 +143,11 @@ impl Screen {
         opened.map(|()| screen).map_err(failed)
     }
 
-    fn draw(&self, state: &State, location: &str) -> Result<(), Failure> {
+    fn draw(&self, state: &State, scope: &Scope) -> Result<(), Failure> {
         // A terminal that does not know its size says 0.
         let size = terminal::size().ok().filter(|(width, height)| *width > 0 && *height > 0);
         let (width, height) = size.unwrap_or((80, 24));
-        let lines = view::render(state, location, (width.into(), height.into()), Instant::now());
+        let lines = view::render(state, scope, (width.into(), height.into()), Instant::now());
         let mut frame = Vec::new();
         write_frame(&mut frame, &lines)
             .and_then(|()| io::stdout().write_all(&frame))

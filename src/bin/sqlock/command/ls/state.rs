@@ -14,8 +14,10 @@ use crate::describe;
 pub struct Holding {
     pub name: String,
     pub holder: String,
-    pub mode: String,
-    pub waiters: u64,
+    /// The mode, or on how many databases it is held.
+    pub held_as: String,
+    /// `None`: waiters are not known.
+    pub waiters: Option<u64>,
     pub held_for: Duration,
     pub remaining: Duration,
     /// `None`: no client renews the lease.
@@ -29,8 +31,8 @@ impl From<&LeaseInfo> for Holding {
         Self {
             name: held.name.as_str().into(),
             holder: held.holder.clone(),
-            mode: describe::format_mode(held.mode),
-            waiters: held.waiters,
+            held_as: describe::format_mode(held.mode),
+            waiters: Some(held.waiters),
             held_for: describe::held_for(held),
             remaining: held.remaining,
             heartbeat_age: held.heartbeat_age,
@@ -38,6 +40,14 @@ impl From<&LeaseInfo> for Holding {
             label: held.label.clone(),
         }
     }
+}
+
+/// The answer to a request for a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub holdings: Vec<Holding>,
+    /// Why databases are missing in it.
+    pub missing: Vec<String>,
 }
 
 /// The order of the rows. The rows that an operator looks for come first.
@@ -89,6 +99,8 @@ pub struct State {
     /// The holders with the prefix, in order.
     holdings: Vec<Holding>,
     pub listed_at: Instant,
+    /// Why databases are missing in the list.
+    pub missing: Vec<String>,
     /// Why the latest list failed.
     pub failure: Option<String>,
     /// The result of the latest action.
@@ -101,10 +113,11 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(prefix: &str, holdings: Vec<Holding>, now: Instant) -> Self {
+    pub fn new(prefix: &str, listed: Listed, now: Instant) -> Self {
         let mut state = Self {
             holdings: Vec::new(),
             listed_at: now,
+            missing: listed.missing,
             failure: None,
             notice: None,
             prefix: prefix.into(),
@@ -112,7 +125,7 @@ impl State {
             input: Input::Browse,
             selected: 0,
         };
-        state.set_holdings(holdings);
+        state.set_holdings(listed.holdings);
         state
     }
 
@@ -125,12 +138,13 @@ impl State {
     }
 
     /// Shows a new list. A failed one leaves the old list.
-    pub fn show_list(&mut self, listed: Result<Vec<Holding>, String>, now: Instant) {
+    pub fn show_list(&mut self, listed: Result<Listed, String>, now: Instant) {
         match listed {
-            Ok(holdings) => {
+            Ok(listed) => {
                 self.failure = None;
                 self.listed_at = now;
-                self.set_holdings(holdings);
+                self.missing = listed.missing;
+                self.set_holdings(listed.holdings);
             }
             Err(failure) => self.failure = Some(failure),
         }
@@ -221,8 +235,8 @@ pub mod tests {
         Holding {
             name: name.into(),
             holder: "host/1".into(),
-            mode: "exclusive".into(),
-            waiters: 0,
+            held_as: "exclusive".into(),
+            waiters: Some(0),
             held_for: Duration::from_secs(60),
             remaining: Duration::from_secs(20),
             heartbeat_age: Some(Duration::from_secs(1)),
@@ -231,8 +245,12 @@ pub mod tests {
         }
     }
 
+    pub fn listed(holdings: &[Holding]) -> Listed {
+        Listed { holdings: holdings.to_vec(), missing: Vec::new() }
+    }
+
     fn state(holdings: &[Holding]) -> State {
-        State::new("", holdings.to_vec(), Instant::now())
+        State::new("", listed(holdings), Instant::now())
     }
 
     fn press(state: &mut State, keys: &str) -> Action {
@@ -258,7 +276,7 @@ pub mod tests {
         let mut state = state(&[holding("a", 1), holding("b", 2)]);
         assert_eq!(press(&mut state, "ju"), Action::None);
         // Another holder has come meanwhile. The question was about the earlier one.
-        state.show_list(Ok(vec![holding("a", 1), holding("b", 3)]), Instant::now());
+        state.show_list(Ok(listed(&[holding("a", 1), holding("b", 3)])), Instant::now());
         let token = holding("b", 2).token;
         assert_eq!(press(&mut state, "y"), Action::Unlock { name: "b".into(), token });
         assert_eq!(state.input, Input::Browse);
@@ -280,10 +298,10 @@ pub mod tests {
         let mut state = state(&[holding("a/1", 1), holding("a/2", 2), holding("b", 3)]);
         assert_eq!(press(&mut state, "/a/q"), Action::List, "q is a letter here");
         assert!(names(&state).is_empty());
-        state.show_list(Ok(vec![holding("a/1", 1), holding("a/2", 2), holding("b", 3)]), Instant::now());
+        state.show_list(Ok(listed(&[holding("a/1", 1), holding("a/2", 2), holding("b", 3)])), Instant::now());
         assert!(names(&state).is_empty(), "a late list of the earlier prefix is filtered");
         assert_eq!(press(&mut state, "\u{8}"), Action::List);
-        state.show_list(Ok(vec![holding("a/1", 1), holding("a/2", 2)]), Instant::now());
+        state.show_list(Ok(listed(&[holding("a/1", 1), holding("a/2", 2)])), Instant::now());
         assert_eq!((names(&state), state.prefix.as_str()), (vec!["a/1", "a/2"], "a/"));
         press(&mut state, "\n");
         assert_eq!(state.input, Input::Browse);
@@ -294,7 +312,7 @@ pub mod tests {
     #[test]
     fn order_key_sorts_by_each_column() {
         let old = Holding { held_for: Duration::from_secs(900), ..holding("c", 1) };
-        let awaited = Holding { waiters: 9, ..holding("d", 2) };
+        let awaited = Holding { waiters: Some(9), ..holding("d", 2) };
         let silent = Holding { heartbeat_age: Some(Duration::from_secs(25)), ..holding("e", 3) };
         let unrenewed = Holding { heartbeat_age: None, ..holding("a", 4) };
         let mut state = state(&[old, awaited, silent, unrenewed]);
@@ -313,9 +331,9 @@ pub mod tests {
     fn selection_follows_its_holding() {
         let mut state = state(&[holding("b", 1), holding("c", 2)]);
         press(&mut state, "j");
-        state.show_list(Ok(vec![holding("a", 3), holding("b", 1), holding("c", 2)]), Instant::now());
+        state.show_list(Ok(listed(&[holding("a", 3), holding("b", 1), holding("c", 2)])), Instant::now());
         assert_eq!(state.selected(), 2);
-        state.show_list(Ok(vec![holding("a", 3)]), Instant::now());
+        state.show_list(Ok(listed(&[holding("a", 3)])), Instant::now());
         assert_eq!(state.selected(), 0);
         press(&mut state, "jjkk");
         assert_eq!(state.selected(), 0);
@@ -324,11 +342,11 @@ pub mod tests {
     #[test]
     fn failed_list_keeps_the_last_one() {
         let start = Instant::now();
-        let mut state = State::new("", vec![holding("a", 1)], start);
+        let mut state = State::new("", listed(&[holding("a", 1)]), start);
         state.show_list(Err("cannot reach it".into()), start + Duration::from_secs(5));
         assert_eq!((names(&state), state.listed_at), (vec!["a"], start));
         assert_eq!(state.failure.as_deref(), Some("cannot reach it"));
-        state.show_list(Ok(Vec::new()), start + Duration::from_secs(6));
+        state.show_list(Ok(listed(&[])), start + Duration::from_secs(6));
         assert_eq!((state.holdings().len(), &state.failure), (0, &None));
     }
 

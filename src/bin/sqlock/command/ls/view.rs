@@ -24,7 +24,14 @@ pub struct Line {
     pub style: Style,
 }
 
-const COLUMNS: [&str; 9] = ["NAME", "HOLDER", "MODE", "WAITERS", "HELD FOR", "EXPIRES", "HEARTBEAT", "LABEL", "TOKEN"];
+/// What is listed.
+pub struct Scope {
+    pub location: String,
+    /// The heading of [`Holding::held_as`].
+    pub held_as: &'static str,
+}
+
+const COLUMNS: usize = 9;
 
 /// The column that a narrow terminal has no room for: the question before an unlock shows the token.
 const TOKEN: usize = 8;
@@ -34,7 +41,7 @@ const FLEXIBLE: [usize; 3] = [0, 1, 7];
 const LEAST_WIDTH: usize = 8;
 
 /// The column that is left out if that is not enough.
-const MODE: usize = 2;
+const HELD_AS: usize = 2;
 
 const GAP: usize = 2;
 
@@ -47,16 +54,20 @@ const KEYS: &str = "q quit   s sort   / prefix   up, down select   u unlock";
 const FRAME: usize = 4;
 
 /// Renders the screen: as many lines as it has, none longer than it is wide.
-pub fn render(state: &State, location: &str, (width, height): (usize, usize), now: Instant) -> Vec<Line> {
+pub fn render(state: &State, scope: &Scope, (width, height): (usize, usize), now: Instant) -> Vec<Line> {
     let age = now.saturating_duration_since(state.listed_at);
     let page = height.saturating_sub(FRAME);
     // The page that contains the selected row.
     let first = state.selected().checked_div(page).unwrap_or(0) * page;
     let shown = state.holdings().iter().enumerate().skip(first).take(page);
-    let cells: Vec<[String; COLUMNS.len()]> = shown.clone().map(|(_, holding)| format_cells(holding, age)).collect();
-    let widths = column_widths(&cells, width);
+    let headings = ["NAME", "HOLDER", scope.held_as, "WAITERS", "HELD FOR", "EXPIRES", "HEARTBEAT", "LABEL", "TOKEN"];
+    let cells: Vec<[String; COLUMNS]> = shown.clone().map(|(_, holding)| format_cells(holding, age)).collect();
+    let widths = column_widths(&headings, &cells, width);
 
-    let mut lines = vec![line(Style::Plain, &format_title(state, location)), heading(&widths)];
+    let mut lines = vec![
+        line(Style::Plain, &format_title(state, &scope.location)),
+        line(Style::Heading, &format_row(&headings, &widths)),
+    ];
     for ((i, _), cells) in shown.zip(&cells) {
         let style = if i == state.selected() { Style::Selected } else { Style::Plain };
         lines.push(line(style, &format_row(&cells.each_ref().map(String::as_str), &widths)));
@@ -93,10 +104,6 @@ fn format_title(state: &State, location: &str) -> String {
     format!("sqlock ls{prefix}: {holders} held, sorted by {order}, in {location}")
 }
 
-fn heading(widths: &[usize; COLUMNS.len()]) -> Line {
-    line(Style::Heading, &format_row(&COLUMNS, widths))
-}
-
 fn status_line(state: &State, age: Duration) -> Line {
     let old = duration::format(age);
     match (&state.failure, &state.notice) {
@@ -105,6 +112,9 @@ fn status_line(state: &State, age: Duration) -> Line {
             line(Style::Warning, &format!("the list is {old} old: the database does not answer"))
         }
         (None, Some(notice)) => line(Style::Plain, &escape_line(notice)),
+        (None, None) if !state.missing.is_empty() => {
+            line(Style::Warning, &escape_line(&format!("missing in the list: {}", state.missing.join("; "))))
+        }
         (None, None) => line(Style::Plain, ""),
     }
 }
@@ -119,12 +129,12 @@ fn format_question(holding: &Holding) -> String {
 }
 
 /// Formats a holding, `age` after the list was made.
-fn format_cells(holding: &Holding, age: Duration) -> [String; COLUMNS.len()] {
+fn format_cells(holding: &Holding, age: Duration) -> [String; COLUMNS] {
     [
         escape_line(&holding.name),
         escape_line(&holding.holder),
-        holding.mode.clone(),
-        holding.waiters.to_string(),
+        holding.held_as.clone(),
+        holding.waiters.map_or_else(|| "unknown".into(), |waiters| waiters.to_string()),
         duration::format(holding.held_for + age),
         duration::format(holding.remaining.saturating_sub(age)),
         holding.heartbeat_age.map_or_else(|| "none".into(), |heartbeat| duration::format(heartbeat + age)),
@@ -133,14 +143,14 @@ fn format_cells(holding: &Holding, age: Duration) -> [String; COLUMNS.len()] {
     ]
 }
 
-fn column_widths(cells: &[[String; COLUMNS.len()]], width: usize) -> [usize; COLUMNS.len()] {
-    let mut widths = COLUMNS.map(str::len);
+fn column_widths(headings: &[&str; COLUMNS], cells: &[[String; COLUMNS]], width: usize) -> [usize; COLUMNS] {
+    let mut widths = headings.map(str::len);
     for row in cells {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let total = |widths: &[usize; COLUMNS.len()]| {
+    let total = |widths: &[usize; COLUMNS]| {
         let shown = widths.iter().filter(|width| **width > 0);
         shown.map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
     };
@@ -151,14 +161,14 @@ fn column_widths(cells: &[[String; COLUMNS.len()]], width: usize) -> [usize; COL
         let widest = FLEXIBLE.into_iter().filter(|column| widths[*column] > LEAST_WIDTH);
         match widest.max_by_key(|column| widths[*column]) {
             Some(widest) => widths[widest] -= 1,
-            None if widths[MODE] > 0 => widths[MODE] = 0,
+            None if widths[HELD_AS] > 0 => widths[HELD_AS] = 0,
             None => break,
         }
     }
     widths
 }
 
-fn format_row(cells: &[&str; COLUMNS.len()], widths: &[usize; COLUMNS.len()]) -> String {
+fn format_row(cells: &[&str; COLUMNS], widths: &[usize; COLUMNS]) -> String {
     let shown = cells.iter().zip(widths).filter(|(_, width)| **width > 0);
     let cells = shown.map(|(cell, width)| format!("{:<width$}", cut(cell, *width)));
     cells.collect::<Vec<_>>().join(&" ".repeat(GAP)).trim_end().to_owned()
@@ -177,23 +187,25 @@ fn cut(text: &str, width: usize) -> String {
 mod tests {
     use crossterm::event::{KeyCode, KeyEvent};
 
-    use super::super::state::tests::holding;
+    use super::super::state::Listed;
+    use super::super::state::tests::{holding, listed};
     use super::*;
 
     fn show(state: &State, size: (usize, usize), age: u64) -> Vec<String> {
-        let lines = render(state, "PostgreSQL at db:5432", size, state.listed_at + Duration::from_secs(age));
+        let scope = Scope { location: "PostgreSQL at db:5432".into(), held_as: "MODE" };
+        let lines = render(state, &scope, size, state.listed_at + Duration::from_secs(age));
         assert_eq!(lines.len(), size.1);
         assert!(lines.iter().all(|line| line.text.chars().count() <= size.0), "{lines:#?}");
         lines.into_iter().map(|line| line.text).collect()
     }
 
     fn state(holdings: Vec<Holding>) -> State {
-        State::new("", holdings, Instant::now())
+        State::new("", listed(&holdings), Instant::now())
     }
 
     #[test]
     fn rows_age_with_the_list() {
-        let deploy = Holding { waiters: 3, label: "deploy 42".into(), ..holding("deploy", 17) };
+        let deploy = Holding { waiters: Some(3), label: "deploy 42".into(), ..holding("deploy", 17) };
         let state = state(vec![deploy, Holding { heartbeat_age: None, ..holding("step", 18) }]);
         let lines = show(&state, (120, 7), 2);
         assert_eq!(lines[0], "sqlock ls: 2 held, sorted by name, in PostgreSQL at db:5432");
@@ -229,7 +241,8 @@ mod tests {
         for _ in 0..12 {
             state.press(KeyEvent::from(KeyCode::Down));
         }
-        let lines = render(&state, "db", (80, 14), state.listed_at);
+        let scope = Scope { location: "db".into(), held_as: "MODE" };
+        let lines = render(&state, &scope, (80, 14), state.listed_at);
         let selected: Vec<_> = lines.iter().filter(|line| line.style == Style::Selected).collect();
         assert!(matches!(selected[..], [line] if line.text.starts_with("job/13 ")), "{lines:#?}");
     }
@@ -243,6 +256,20 @@ mod tests {
         let lines = show(&state, (80, 6), 12);
         assert_eq!(lines[4], "the list is 12s old: cannot reach db: refused\\nnext");
         assert!(lines[2].starts_with("a     host/1"), "{lines:?}");
+    }
+
+    #[test]
+    fn missing_database_is_named_until_it_answers() {
+        let mut state = state(vec![Holding { waiters: None, held_as: "2 of 3".into(), ..holding("a", 1) }]);
+        let missing = "database 2 of 3 (MySQL at db:3306): no answer\u{1b}";
+        let without_one = Listed { missing: vec![missing.into()], ..listed(state.holdings()) };
+        state.show_list(Ok(without_one), state.listed_at);
+        let lines = show(&state, (100, 6), 0);
+        assert_eq!(lines[2], "a     host/1  2 of 3  unknown  1m        20s      1.0s              1");
+        assert_eq!(lines[4], "missing in the list: database 2 of 3 (MySQL at db:3306): no answer\\u{1b}");
+        let all = listed(state.holdings());
+        state.show_list(Ok(all), state.listed_at);
+        assert_eq!(show(&state, (100, 6), 0)[4], "");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::exit::Outcome;
 use crate::global::Global;
 use crate::holders::{self, Holder};
 use crate::majority::Majority;
-use crate::stderr::{escape_line, quote};
+use crate::stderr::{self, escape_line, quote};
 use crate::{describe, duration, stdout};
 
 pub async fn run(global: &Global, name: &str, as_json: bool) -> Outcome {
@@ -22,7 +22,8 @@ pub async fn run(global: &Global, name: &str, as_json: bool) -> Outcome {
     let needed = majority.needed();
     let described: Vec<String> = (0..majority.databases.len()).map(|node| majority.describe(node)).collect();
     majority.shutdown().await;
-    let databases: Vec<Listed> = described.into_iter().zip(lists?).collect();
+    let lists = lists?.into_iter().map(|listed| listed.map_err(|reason| stderr::print_warning(&reason)).ok());
+    let databases: Vec<Listed> = described.into_iter().zip(lists).collect();
     let holders = holders::merge(databases.iter().filter_map(|(_, held)| held.as_ref()).flatten().cloned());
     let overview = Overview { name, databases, holders, needed };
     if as_json {
