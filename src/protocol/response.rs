@@ -51,7 +51,7 @@ pub(crate) enum Joined {
     NotHeld,
 }
 
-/// What has become of an acquisition that was to leave no trace.
+/// The outcome of a withdrawal, which deletes the rows of an acquisition.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Withdrawn {
@@ -61,7 +61,7 @@ pub(crate) enum Withdrawn {
     Locked,
 }
 
-/// What has become of a holding that was to be changed.
+/// The outcome of a change of a holding.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Amended {
