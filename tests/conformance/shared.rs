@@ -1126,7 +1126,7 @@ async fn all_waiting_readers_are_granted_after_the_writer() {
     // (On a busy machine the claim of one may have run out before it was confirmed among so many.)
     assert_eq!(tokens.len(), READERS);
     drop(inside);
-    // So many releases take longer than one grant may on a busy machine.
+    // On a busy machine, the releases take longer than `assert_nothing_is_left` waits for a grant.
     timeout(SOON * 4, async {
         while !ours.list("a").await.expect("list").is_empty() {
             sleep(Duration::from_millis(20)).await;

@@ -111,7 +111,11 @@ async fn unlock(source: &Source, name: String, token: FencingToken) -> String {
     let name_shown = quote(&name);
     match source.evict(&name, token).await {
         Ok(true) => format!("{name_shown} is not held with token {token} any more: unlocked"),
-        Ok(false) => format!("token {token} did not hold {name_shown} any more: nothing was unlocked"),
+        Ok(false) => match source {
+            Source::Database(_) => format!("token {token} did not hold {name_shown} any more: nothing was unlocked"),
+            // On a minority, the holding has ended.
+            Source::Majority(_) => format!("token {token} did not hold {name_shown} on a majority"),
+        },
         Err(error) => format!("cannot unlock {name_shown}: {}", Failure::from(error).message),
     }
 }

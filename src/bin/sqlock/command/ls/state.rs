@@ -117,7 +117,7 @@ impl State {
         let mut state = Self {
             holdings: Vec::new(),
             listed_at: now,
-            missing: listed.missing,
+            missing: Vec::new(),
             failure: None,
             notice: None,
             prefix: prefix.into(),
@@ -125,7 +125,7 @@ impl State {
             input: Input::Browse,
             selected: 0,
         };
-        state.set_holdings(listed.holdings);
+        state.show_list(Ok(listed), now);
         state
     }
 
