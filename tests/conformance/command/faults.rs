@@ -121,7 +121,7 @@ async fn dead_before_anyone_else_can_hold(fault: Fault) {
     let runs = std::env::var("SQLOCK_RUNS").map_or(1, |runs| runs.parse().expect("SQLOCK_RUNS is a number"));
     // What is measured is measured with a TTL that leaves little time. Among the other tests, a
     // machine that is busy with all of them is not to be mistaken for a command that lives on.
-    let ttl = Duration::from_secs(if runs > 1 { 2 } else { 5 });
+    let ttl = Duration::from_secs(if runs > 1 { 2 } else { 10 });
     let mut fixture = fault.fixture().await;
     let mut early = Vec::new();
     while early.len() < runs {
