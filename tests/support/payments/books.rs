@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::clients::{Clients, Heard};
 use super::order::{Mode, Order};
 use super::provider::{Charge, Provider};
-use super::server::{CUSTOMER, Shop, entry, stored_answer};
+use super::server::{CUSTOMER, Shop, TTL, entry, stored_answer};
 use crate::any_pool::AnyPool;
 use crate::{Database, Place};
 
@@ -20,8 +20,12 @@ use crate::{Database, Place};
 pub(super) const LEDGER: &str = "CREATE TABLE storm_ledger (mode VARCHAR(20) NOT NULL, order_name VARCHAR(80) NOT NULL,
                                                             receipt VARCHAR(40) NOT NULL)";
 
-/// Within this time every record must have ended.
-const SETTLED: Duration = Duration::from_secs(60);
+/// After so many rounds every record must have ended. An attempt that has died takes two: it is
+/// resumed, and if that leaves its outcome unknown, it is resolved in the next round.
+const ROUNDS: usize = 10;
+
+/// Within this time an order that is sent once more must be answered.
+const ANSWERED: Duration = Duration::from_secs(60);
 
 /// About so many of the orders that are done are sent once more.
 const SAMPLE: usize = 500;
@@ -32,6 +36,8 @@ pub(super) struct Books {
     refused: usize,
     failed: usize,
     stuck: usize,
+    /// How often unknown outcomes were resolved, and attempts resumed.
+    rounds: usize,
     /// The unknown outcomes that were resolved: to done, and to failed.
     resolved: (usize, usize),
     charges: usize,
@@ -46,11 +52,13 @@ pub(super) struct Books {
 
 impl fmt::Display for Books {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { done, refused, failed, stuck, resolved: (to_done, to_failed), charges, booked, doubles, .. } = self;
+        let Self { done, refused, failed, stuck, rounds, resolved: (to_done, to_failed), charges, .. } = self;
+        let Self { booked, doubles, .. } = self;
         let resolved = to_done + to_failed;
         write!(
             f,
-            "{resolved} unknown resolved ({to_done} done, {to_failed} failed), {charges} charges at the provider, "
+            "{resolved} unknown resolved in {rounds} rounds ({to_done} done, {to_failed} failed), {charges} charges at the \
+             provider, "
         )?;
         write!(f, "{booked} booked, {doubles} doubles, {stuck} stuck ({done} done, {refused} refused, {failed} failed)")
     }
@@ -62,12 +70,12 @@ pub(super) async fn settle(place: &Place, provider: &Provider, clients: &Clients
     provider.calm().await;
     let shop = Shop::open(AnyPool::open(&place.url, 8), provider.port);
     let records = shop.records(Mode::Lease);
-    let until = Instant::now() + SETTLED;
-    while !records.unfinished(1).await.expect("list").is_empty() && Instant::now() < until {
+    while !records.unfinished(1).await.expect("list").is_empty() && books.rounds < ROUNDS {
+        books.rounds += 1;
         books.resolve_unknown(place, &shop, &provider.charges().await).await;
         // The leases of processes that were killed expire first.
+        sleep(TTL).await;
         shop.resume(ResumePolicy::new()).await.expect("resume");
-        sleep(Duration::from_millis(100)).await;
     }
     let mut states = HashMap::new();
     for mode in Mode::BOTH {
@@ -183,7 +191,7 @@ impl Books {
     pub(super) async fn compare_answers(&mut self, clients: &Clients, port: u16) {
         let step = (self.receipts.len() / SAMPLE).max(1);
         let sample: Vec<Order> = self.unheard.drain(..).chain(self.receipts.keys().step_by(step).cloned()).collect();
-        let until = Instant::now() + SETTLED;
+        let until = Instant::now() + ANSWERED;
         for order in sample {
             let answer = loop {
                 match clients.ask(port, &order).await {
