@@ -332,12 +332,12 @@ async fn lease_works_behind_transaction_pooler() {
         _bouncer = Some(bouncer);
     }
     let script = format!("{OBEDIENT}; exit 7");
-    let first = fixture.start(&["--ttl", "3", "a"], &script).up().await;
-    let waiter = fixture.start(&["--ttl", "3", "a"], OBEDIENT);
+    let first = fixture.start(&["--ttl", "5", "a"], &script).up().await;
+    let waiter = fixture.start(&["--ttl", "5", "a"], OBEDIENT);
     waiter.stderr.shows("waiting for").await;
     let held = async {
         // Longer than the TTL.
-        sleep(Duration::from_secs(7)).await;
+        sleep(Duration::from_secs(11)).await;
         first
     };
     let first = held.await;
