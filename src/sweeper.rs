@@ -32,8 +32,10 @@ pub(crate) const BATCH: u32 = 500;
 /// results that have been kept for [their own
 /// retention](crate::idempotency::Idempotency::retention) and expired tokens. Records that have not
 /// ended, or whose outcome is unknown, stay for ever, and so does a row without a result for each
-/// key that is [refused](crate::idempotency::AfterRetention::Refuse) from then on. With the feature
-/// `metrics`, a sweep also measures the age of the oldest of the records that have not ended.
+/// key that is [refused](crate::idempotency::AfterRetention::Refuse) from then on. Steps that lost
+/// their record, because a process died while it deleted both, are deleted later: each sweep looks
+/// at up to two batches of steps, at a random place. With the feature `metrics`, a sweep also
+/// measures the age of the oldest of the records that have not ended.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

@@ -909,6 +909,35 @@ async fn stored_result_stays_when_an_attempt_completes_again() {
     assert_eq!(reply, Outcome::Replay("receipt".to_owned()));
 }
 
+/// Steps that stay in the table although their record has been deleted.
+#[tokio::test]
+async fn steps_without_record_are_purged_in_batches() {
+    let app = app().await;
+    let count = async || -> i64 {
+        sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&app.books.pool).await.expect("count")
+    };
+    let live = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    live.step("charge", async || Ok::<_, Error>(1)).await.expect("step");
+    run(
+        &app.books.pool,
+        "INSERT INTO sqlock_idem_step (id, begun, step, result) SELECT id, begun - 1, step, result FROM sqlock_idem_step",
+    )
+    .await;
+    let steps: Vec<String> = (0..1200).map(|i| format!("('{i:064x}', 1, 'charge', '1')")).collect();
+    let insert = format!("INSERT INTO sqlock_idem_step (id, begun, step, result) VALUES {}", steps.join(", "));
+    sqlx::query(AssertSqlSafe(insert)).execute(&app.books.pool).await.expect("insert");
+    assert_eq!(count().await, 1202);
+    // A purge looks at a part of the table.
+    assert_eq!(app.payments.purge().await.expect("purge"), 0);
+    assert!((600..1000).contains(&count().await));
+    for _ in 0..3 {
+        app.payments.purge().await.expect("purge");
+    }
+    assert_eq!(count().await, 1);
+    assert_eq!(live.recall("charge").await.expect("recall"), Some(1));
+    live.complete(&1).await.expect("complete");
+}
+
 #[tokio::test]
 async fn names_of_steps_are_compared_byte_for_byte() {
     let app = app().await;

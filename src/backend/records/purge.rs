@@ -1,6 +1,7 @@
 //! Deletes expired records and their steps.
 
 use sqlx::QueryBuilder;
+use uuid::Uuid;
 
 use super::{RecordDialect, fetch_texts};
 
@@ -88,7 +89,7 @@ async fn read_clock<DB: RecordDialect>(conn: &mut DB::Connection) -> Result<i64,
     micros.ok_or_else(|| sqlx::Error::Decode("the clock is not a number".into()))
 }
 
-/// Purges expired records, at most `limit`, and returns how many. If there are none, deletes
+/// Purges expired records, at most `limit`, and returns how many. If there are none, looks for
 /// orphaned steps.
 pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
     // As a number: a database does not compare an index with a clock that moves during the
@@ -111,19 +112,33 @@ pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u
         }
         return Ok(expired + delete_expired::<DB>(conn, &ids).await?);
     }
-    // Steps are orphaned when a process dies between the deletion of a record and that of its
-    // steps.
-    let mut query = QueryBuilder::new(
-        "SELECT DISTINCT id FROM sqlock_idem_step
-          WHERE NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                             WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
-                             AND r.state <> 'expired')
-          LIMIT ",
-    );
-    query.push(limit);
-    let orphaned = fetch_texts::<DB>(conn, &mut query).await?;
+    let orphaned = find_orphaned_steps::<DB>(conn, limit).await?;
     if !orphaned.is_empty() {
         delete_orphaned_steps::<DB>(conn, &orphaned).await?;
     }
     Ok(0)
+}
+
+/// Returns the ids of orphaned steps among the `limit` steps after a random place in the table and
+/// the `limit` steps before it. Its cost does not grow with the table: in a large table, repeated
+/// calls find the orphaned steps.
+///
+/// Steps are orphaned when a process dies between the deletion of a record and that of its steps,
+/// or when a step is stored at the moment of that deletion.
+async fn find_orphaned_steps<DB: RecordDialect>(
+    conn: &mut DB::Connection,
+    limit: u32,
+) -> Result<Vec<String>, sqlx::Error> {
+    // The ids are digests in hexadecimal digits.
+    let place = Uuid::new_v4().simple().to_string();
+    let mut query = QueryBuilder::new("SELECT DISTINCT id FROM (SELECT id, begun FROM (");
+    query.push("SELECT id, begun FROM sqlock_idem_step WHERE id >= ");
+    DB::push_text(&mut query, &place);
+    query.push(" ORDER BY id LIMIT ").push(limit).push(") AS after_it UNION ALL SELECT id, begun FROM (");
+    query.push("SELECT id, begun FROM sqlock_idem_step WHERE id < ");
+    DB::push_text(&mut query, &place);
+    query.push(" ORDER BY id DESC LIMIT ").push(limit).push(") AS before_it) AS examined WHERE NOT EXISTS (");
+    query.push("SELECT 1 FROM sqlock_idem AS r WHERE r.id = examined.id AND r.created_at = examined.begun");
+    query.push(" AND r.state <> 'expired')");
+    fetch_texts::<DB>(conn, &mut query).await
 }

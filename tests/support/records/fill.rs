@@ -65,7 +65,7 @@ const SQLITE: Dialect = Dialect {
     concat: |text| format!("'{text}' || i"),
 };
 
-fn now_micros() -> i64 {
+pub(super) fn now_micros() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is right");
     i64::try_from(now.as_micros()).expect("this century")
 }

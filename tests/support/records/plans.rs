@@ -3,6 +3,7 @@
 
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
 
+use super::fill::now_micros;
 use super::{BATCH, Operation};
 use crate::Database;
 
@@ -15,7 +16,7 @@ pub(super) struct Statement {
 /// A line of a plan.
 pub(super) struct PlanLine {
     pub(super) text: String,
-    /// Whether this step reads all records, by the table or by an index.
+    /// Whether this step reads all records or all their steps, by the table or by an index.
     pub(super) reads_all: bool,
 }
 
@@ -25,10 +26,13 @@ const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state
 /// The condition of `src/backend/records/purge.rs`.
 const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <=";
 
-/// As in `src/backend/records/purge.rs`.
-const ORPHANED: &str = "NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                                     WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
-                                       AND r.state <> 'expired')";
+/// The condition of an orphaned step in a table, as in `src/backend/records/purge.rs`.
+fn orphaned(steps: &str) -> String {
+    format!(
+        "NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
+                      WHERE r.id = {steps}.id AND r.created_at = {steps}.begun AND r.state <> 'expired')"
+    )
+}
 
 /// The statements with a search. An INSERT has none: its primary key decides.
 pub(super) fn statements(database: &Database, id: &str) -> Vec<Statement> {
@@ -75,8 +79,10 @@ pub(super) fn statements(database: &Database, id: &str) -> Vec<Statement> {
         "end",
         format!("UPDATE sqlock_idem SET state = 'done' {of_id} AND state = 'started' AND token = 17"),
     );
+    // The client reads the clock before this statement, and passes a number.
+    let clock = now_micros();
     let expired =
-        format!("SELECT id FROM sqlock_idem{hint} WHERE {EXPIRED} {now} ORDER BY expires_at LIMIT {BATCH}{lock}");
+        format!("SELECT id FROM sqlock_idem{hint} WHERE {EXPIRED} {clock} ORDER BY expires_at LIMIT {BATCH}{lock}");
     add(Operation::PurgeBatch, "find expired records", expired);
     let refuse = format!("UPDATE sqlock_idem SET result = NULL, state = 'expired' {in_ids}");
     add(
@@ -90,9 +96,21 @@ pub(super) fn statements(database: &Database, id: &str) -> Vec<Statement> {
     };
     let delete = format!("DELETE FROM sqlock_idem {in_ids} {free}AND permanent = 0 AND {EXPIRED} {now}");
     add(Operation::PurgeBatch, "delete", delete);
-    add(Operation::PurgeBatch, "delete steps", format!("DELETE FROM sqlock_idem_step {in_ids} AND {ORPHANED}"));
-    let orphaned = format!("SELECT DISTINCT id FROM sqlock_idem_step WHERE {ORPHANED} LIMIT {BATCH}");
-    add(Operation::PurgeNothing, "find orphaned steps", orphaned);
+    let orphaned_of_ids = orphaned("sqlock_idem_step");
+    add(Operation::PurgeBatch, "delete steps", format!("DELETE FROM sqlock_idem_step {in_ids} AND {orphaned_of_ids}"));
+    let side = |name: &str, condition: &str, order: &str| {
+        format!(
+            "SELECT id, begun FROM (SELECT id, begun FROM sqlock_idem_step WHERE id {condition} '{id}'
+                                     ORDER BY id{order} LIMIT {BATCH}) AS {name}"
+        )
+    };
+    let (after, before, of_examined) =
+        (side("after_it", ">=", ""), side("before_it", "<", " DESC"), orphaned("examined"));
+    add(
+        Operation::PurgeNothing,
+        "find orphaned steps",
+        format!("SELECT DISTINCT id FROM ({after} UNION ALL {before}) AS examined WHERE {of_examined}"),
+    );
     statements
 }
 
@@ -102,20 +120,18 @@ impl Database {
         match self {
             Self::Postgres(pool) => {
                 let rows = pool.fetch_all(AssertSqlSafe(format!("EXPLAIN {sql}"))).await.expect("a plan");
-                let line = |text: String| PlanLine { reads_all: text.contains("Seq Scan on sqlock_idem "), text };
+                let line = |text: String| PlanLine { reads_all: text.contains("Seq Scan on sqlock_idem"), text };
                 rows.iter().map(|row| line(row.get(0))).collect()
             }
             Self::MySql(pool) => {
-                let explain = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN {sql}")));
+                // Not the server's default: MySQL 9 draws a tree.
+                let explain = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")));
                 let rows = explain.fetch_all(pool).await.expect("a plan");
                 rows.iter().map(plan_line_of_mysql).collect()
             }
             Self::Sqlite(pool) => {
                 let rows = pool.fetch_all(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"))).await.expect("a plan");
-                let line = |text: String| {
-                    let scanned = text.strip_prefix("SCAN sqlock_idem");
-                    PlanLine { reads_all: scanned.is_some_and(|rest| rest.is_empty() || rest.starts_with(' ')), text }
-                };
+                let line = |text: String| PlanLine { reads_all: text.starts_with("SCAN sqlock_idem"), text };
                 rows.iter().map(|row| line(row.get("detail"))).collect()
             }
         }
@@ -127,7 +143,8 @@ fn plan_line_of_mysql(row: &sqlx::mysql::MySqlRow) -> PlanLine {
     let column = |name: &str| row.try_get_unchecked::<Option<String>, _>(name).ok().flatten().unwrap_or_default();
     let [table, access, key, rows, extra] = ["table", "type", "key", "rows", "Extra"].map(column);
     PlanLine {
-        reads_all: matches!(table.as_str(), "sqlock_idem" | "r") && matches!(access.as_str(), "ALL" | "index"),
+        reads_all: matches!(table.as_str(), "sqlock_idem" | "sqlock_idem_step" | "r")
+            && matches!(access.as_str(), "ALL" | "index"),
         text: format!("{table}: {access}, key {key}, {rows} rows; {extra}"),
     }
 }
