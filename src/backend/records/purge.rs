@@ -61,12 +61,17 @@ pub(super) async fn delete_orphaned_steps<DB: RecordDialect>(
 ) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("DELETE FROM sqlock_idem_step WHERE ");
     push_ids::<DB>(&mut query, ids);
-    query.push(
-        " AND NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                           WHERE r.id = sqlock_idem_step.id AND r.created_at = sqlock_idem_step.begun
-                             AND r.state <> 'expired')",
-    );
+    query.push(" AND ");
+    push_orphaned::<DB>(&mut query, "sqlock_idem_step");
     DB::execute(conn, &mut query).await
+}
+
+/// The condition that a step in this table has no record, or one in the state `expired`.
+fn push_orphaned<DB: RecordDialect>(query: &mut QueryBuilder<DB>, steps: &str) {
+    query.push(format_args!(
+        "NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
+                      WHERE r.id = {steps}.id AND r.created_at = {steps}.begun AND r.state <> 'expired')"
+    ));
 }
 
 fn push_ids<DB: RecordDialect>(query: &mut QueryBuilder<DB>, ids: &[String]) {
@@ -131,14 +136,16 @@ async fn find_orphaned_steps<DB: RecordDialect>(
 ) -> Result<Vec<String>, sqlx::Error> {
     // The ids are digests in hexadecimal digits.
     let place = Uuid::new_v4().simple().to_string();
-    let mut query = QueryBuilder::new("SELECT DISTINCT id FROM (SELECT id, begun FROM (");
-    query.push("SELECT id, begun FROM sqlock_idem_step WHERE id >= ");
-    DB::push_text(&mut query, &place);
-    query.push(" ORDER BY id LIMIT ").push(limit).push(") AS after_it UNION ALL SELECT id, begun FROM (");
-    query.push("SELECT id, begun FROM sqlock_idem_step WHERE id < ");
-    DB::push_text(&mut query, &place);
-    query.push(" ORDER BY id DESC LIMIT ").push(limit).push(") AS before_it) AS examined WHERE NOT EXISTS (");
-    query.push("SELECT 1 FROM sqlock_idem AS r WHERE r.id = examined.id AND r.created_at = examined.begun");
-    query.push(" AND r.state <> 'expired')");
+    let push_side = |query: &mut QueryBuilder<DB>, name: &str, condition: &str, order: &str| {
+        query.push("SELECT id, begun FROM (SELECT id, begun FROM sqlock_idem_step WHERE id ").push(condition);
+        DB::push_text(query, &place);
+        query.push(format_args!(" ORDER BY id {order} LIMIT {limit}) AS {name}"));
+    };
+    let mut query = QueryBuilder::new("SELECT DISTINCT id FROM (");
+    push_side(&mut query, "after_it", ">= ", "ASC");
+    query.push(" UNION ALL ");
+    push_side(&mut query, "before_it", "< ", "DESC");
+    query.push(") AS examined WHERE ");
+    push_orphaned::<DB>(&mut query, "examined");
     fetch_texts::<DB>(conn, &mut query).await
 }
