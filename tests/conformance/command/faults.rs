@@ -335,12 +335,8 @@ async fn lease_works_behind_transaction_pooler() {
     let first = fixture.start(&["--ttl", "5", "a"], &script).up().await;
     let waiter = fixture.start(&["--ttl", "5", "a"], OBEDIENT);
     waiter.stderr.shows("waiting for").await;
-    let held = async {
-        // Longer than the TTL.
-        sleep(Duration::from_secs(11)).await;
-        first
-    };
-    let first = held.await;
+    // Longer than the TTL.
+    sleep(Duration::from_secs(11)).await;
     assert!(waiter.stdout.text().is_empty());
     first.order("go");
     first.end().await.expect(7);
