@@ -16,6 +16,8 @@ pub(super) struct Belief {
     pub(super) owner: Owner,
     pub(super) mode: Mode,
     pub(super) token: FencingToken,
+    /// The token that a raise may have given it, of which no answer has come.
+    pub(super) may_have: Option<FencingToken>,
     /// Whether a heartbeat renews it.
     pub(super) is_kept: bool,
     /// Until when the caller believes in it, in virtual time.

@@ -157,7 +157,7 @@ impl World {
         }
         // A lease that enters a holding without a heartbeat may end with it.
         let is_kept = is_kept && !self.owners.contains(&owner);
-        let belief = Belief { client, name, owner, mode, token: grant.token, is_kept, until: 0 };
+        let belief = Belief { client, name, owner, mode, token: grant.token, may_have: None, is_kept, until: 0 };
         self.beliefs.insert((client, grant.lease), belief);
         self.note_if_lost((client, grant.lease));
         self.note_asked_grant(client, grant);
@@ -225,7 +225,10 @@ impl World {
                 belief.mode = Mode::READ;
                 Amendment::Downgrade
             }
-            2 if belief.mode == Mode::Exclusive => Amendment::Raise(to),
+            2 if belief.mode == Mode::Exclusive => {
+                belief.may_have = Some(to);
+                Amendment::Raise(to)
+            }
             3 => {
                 self.tell(|| format!("client {client} limits {lease:?} to {:?}", lasts / 4));
                 self.hold_on(actor, lease);

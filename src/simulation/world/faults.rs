@@ -114,7 +114,7 @@ impl World {
         let ended: Vec<(usize, LeaseKey)> = self
             .beliefs
             .iter()
-            .filter(|(_, b)| b.name == belief.name && b.token == belief.token)
+            .filter(|(_, b)| b.name == belief.name && (b.token == belief.token || b.may_have == Some(belief.token)))
             .map(|(key, _)| *key)
             .collect();
         for (client, lease) in ended {
