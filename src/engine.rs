@@ -206,7 +206,7 @@ impl Engine {
             Event::Acquire { waiter, wish } => self.acquire(now, waiter, wish),
             Event::Resume { waiter, wish, exported } => self.resume(now, waiter, wish, exported),
             Event::Amend { lease, amendment } => self.amend(now, lease, amendment),
-            Event::Limit { lease, at_most } => self.limit(now, lease, at_most),
+            Event::StartHoldTime { lease, hold_time } => self.start_hold_time(now, lease, hold_time),
             Event::Export { lease } => self.export(now, lease, None),
             Event::Delivered { lease, exported } => self.delivered(now, lease, exported),
             Event::HandBack { lease, exported } => self.hand_back(now, lease, exported),

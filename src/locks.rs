@@ -131,10 +131,10 @@ impl Locks {
     }
 
     /// Requests the leases on several names, all or none, in any order:
-    /// `locks.lease_all(["account/3", "account/7"])`. A repeated name counts once.
+    /// `locks.lease_all(["account/3", "account/7"])`. A repeated name counts once. Names to
+    /// [share](LeaseAllRequest::shared) and [permits](LeaseAllRequest::permits) can be added.
     pub fn lease_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LeaseAllRequest {
-        let names = names.into_iter().map(Into::into).collect();
-        LeaseAllRequest::new(LeaseRequest::new(Arc::clone(&self.client), String::new()), names)
+        LeaseAllRequest::new(self.lease(""), names)
     }
 
     /// Returns a semaphore: at most `permits` are held under a name at a time, by any number of

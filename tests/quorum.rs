@@ -303,6 +303,38 @@ async fn eviction_from_a_majority_is_a_loss() {
 }
 
 #[tokio::test]
+async fn hold_limits_count_from_the_majority() {
+    let trio = Trio::shared().await;
+    let (quorum, others) = (trio.quorum(), trio.quorum());
+    let at_most = Duration::from_secs(5);
+    let lease = patient(&quorum, "a").max_hold(at_most).acquire().await.expect("all are up");
+    let start = Instant::now();
+    assert!(lease.remaining() <= at_most);
+    assert_eq!(soon("the end", lease.lost()).await, LossCause::MaxHold);
+    // The majority was complete a moment before the caller had it.
+    assert!(start.elapsed() > at_most - Duration::from_secs(1), "{:?}", start.elapsed());
+    trio.becomes_free("a").await;
+
+    // A vote of a failed attempt is not kept.
+    let mut taken = Vec::new();
+    for node in &trio.nodes[1..] {
+        taken.push(node.direct().lease("a").ttl(LONG).acquire().await.expect("it is free"));
+    }
+    let keeping = || patient(&quorum, "a").hold_at_least(LONG);
+    assert!(keeping().try_acquire().await.expect("all are up").is_none());
+    eventually("the vote was released", async || trio.tokens("a").await[0].is_none()).await;
+    for lease in taken {
+        lease.release().await.expect("it was theirs to the end");
+    }
+
+    let lease = keeping().acquire().await.expect("all are up");
+    eventually("the third has voted too", async || lease.votes() == 3).await;
+    lease.release().await.expect("it was ours to the end");
+    assert!(others.lease("a").node_timeout(PATIENT).try_acquire().await.expect("all are up").is_none());
+    assert!(trio.tokens("a").await.iter().all(Option::is_some));
+}
+
+#[tokio::test]
 async fn failed_attempt_releases_unanswered_votes() {
     let trio = Trio::shared().await;
     let quorum = trio.quorum();

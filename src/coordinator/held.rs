@@ -12,7 +12,7 @@ use super::Coordinator;
 use super::report::end_span;
 use super::state::{LossSignal, State};
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
-use crate::engine::{Amendment, Event, Exported, Grant, LeaseKey, NotAmended, Verdict};
+use crate::engine::{Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Verdict};
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -173,10 +173,10 @@ impl HeldLease {
         }
     }
 
-    /// Ends the lease after this time at most.
-    pub(crate) fn limit(&self, at_most: Duration) {
+    /// Sets the limits of the holding, which count from now on.
+    pub(crate) fn start_hold_time(&self, hold_time: HoldTime) {
         let lease = self.key();
-        self.coordinator.feed(Event::Limit { lease, at_most });
+        self.coordinator.feed(Event::StartHoldTime { lease, hold_time });
     }
 
     /// Changes the lease.

@@ -48,6 +48,14 @@ pub(crate) struct HoldTime {
     pub(crate) at_most: Option<Duration>,
 }
 
+impl HoldTime {
+    /// Returns what is left of it.
+    pub(crate) fn after(self, held_for: Duration) -> Self {
+        let left = |time: Duration| time.saturating_sub(held_for);
+        Self { at_least: left(self.at_least), at_most: self.at_most.map(left) }
+    }
+}
+
 /// How long a caller waits for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
@@ -87,10 +95,10 @@ pub(crate) enum Event {
         lease: LeaseKey,
         amendment: Amendment,
     },
-    /// The `max_hold` of a lease counts from now on.
-    Limit {
+    /// A lease gets these limits, which count from now on.
+    StartHoldTime {
         lease: LeaseKey,
-        at_most: Duration,
+        hold_time: HoldTime,
     },
     /// The caller gives a lease to another process. The answer is among the actions that follow at
     /// once.

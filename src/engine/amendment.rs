@@ -1,9 +1,7 @@
 //! Changes of a lease that is held: a longer life, a share instead of the whole, a higher token.
 
-use std::time::Duration;
-
-use super::action::{Action, Amendment, Failure, LeaseKey, NotAmended};
-use super::holding::{Amending, AmendmentState, HoldingState, relied_on};
+use super::action::{Action, Amendment, Failure, HoldTime, LeaseKey, NotAmended};
+use super::holding::{Amending, AmendmentState, HoldingState, LocalLease, relied_on};
 use super::{Engine, Epoch};
 use crate::clock::Moment;
 use crate::error::LossCause;
@@ -29,15 +27,16 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Ends a lease after this time at most.
-    pub(super) fn limit(&mut self, now: Moment, lease: LeaseKey, at_most: Duration) {
+    /// Gives a lease limits that count from now on.
+    pub(super) fn start_hold_time(&mut self, now: Moment, lease: LeaseKey, hold_time: HoldTime) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return;
         };
         if let Some(holding) = self.names.get_mut(&name).and_then(|state| state.holding(id))
             && let HoldingState::Held(leases) = &mut holding.state
         {
-            leases.iter_mut().filter(|other| other.key == lease).for_each(|other| other.ends = Some(now + at_most));
+            let limited = leases.iter_mut().filter(|other| other.key == lease);
+            limited.for_each(|other| *other = LocalLease::new(lease, now, hold_time));
         }
         self.advance(now, &name);
     }

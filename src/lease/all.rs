@@ -6,7 +6,7 @@
 //! Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968. When one
 //! of the names cannot be acquired, those acquired so far are released.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::task::Poll;
@@ -16,14 +16,17 @@ use sqlx::Transaction;
 use tokio::time::{Instant, timeout};
 
 use super::handle::Lease;
+use super::options::{LeaseOptions, bounded_ttl, queue_setters, request_setters};
 use super::refusal::refusal_error;
 use super::request::{LeaseRequest, TRY_TIMEOUT};
 use super::run::{unless_lost, while_held};
+use super::semaphore::Semaphore;
 use crate::backend::Database;
 use crate::engine::{Patience, Refusal};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
+use crate::protocol::Mode;
 use crate::token::FencingToken;
 
 /// How long a failed request waits for the release of the acquired names after its limit: a running
@@ -53,54 +56,77 @@ const MAX_NAMES: usize = 64;
 /// of the same names do not deadlock, in whatever order they name them, unless a caller holds some
 /// names already and then requests more: request all at once. The caller receives all leases, or an
 /// error and none.
+///
+/// The options hold for all names together: [`wait`](Self::wait) limits the whole wait, and
+/// [`max_hold`](Self::max_hold) and [`hold_at_least`](Self::hold_at_least) count from the last
+/// grant. After the limit of the wait, the acquired names are released in the background if the
+/// database does not answer at once.
 #[derive(Clone, Debug)]
 #[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct LeaseAllRequest {
     request: LeaseRequest,
-    names: Vec<String>,
+    parts: Vec<Part>,
 }
 
+/// Some of what a request asks for.
+#[derive(Clone, Debug)]
+enum Part {
+    Lease(String, Mode),
+    Permits(Semaphore, u32),
+}
+
+impl Part {
+    /// Returns the name, and how it is to be held.
+    fn into_entry(self) -> Result<(LockName, Mode)> {
+        let (name, mode) = match self {
+            Self::Lease(name, mode) => (name, mode),
+            Self::Permits(semaphore, count) => {
+                let request = semaphore.request(count)?;
+                (request.name().to_owned(), request.mode())
+            }
+        };
+        Ok((LockName::new(name)?, mode))
+    }
+}
+
+request_setters!(LeaseAllRequest);
+queue_setters!(LeaseAllRequest);
+
 impl LeaseAllRequest {
-    pub(crate) fn new(request: LeaseRequest, names: Vec<String>) -> Self {
-        Self { request, names }
+    pub(crate) fn new<N: Into<String>>(request: LeaseRequest, names: impl IntoIterator<Item = N>) -> Self {
+        Self { request, parts: Vec::new() }.with_names(names, Mode::Exclusive)
     }
 
-    /// Sets the TTL of each lease, as [`LeaseRequest::ttl`].
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.request = self.request.ttl(ttl);
+    fn with_names<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>, mode: Mode) -> Self {
+        self.parts.extend(names.into_iter().map(|name| Part::Lease(name.into(), mode)));
         self
     }
 
-    /// Limits the wait for all names together, as [`LeaseRequest::wait`]. After the limit, the names
-    /// that were acquired are released in the background if the database does not answer at once.
-    pub fn wait(mut self, at_most: Duration) -> Self {
-        self.request = self.request.wait(at_most);
-        self
+    fn options_mut(&mut self) -> &mut LeaseOptions {
+        self.request.options_mut()
     }
 
-    /// Sets whether the leases are renewed, as [`LeaseRequest::renew`].
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.request = self.request.renew(renew);
-        self
+    fn request_mut(&mut self) -> &mut LeaseRequest {
+        &mut self.request
     }
 
-    /// Limits the holding of all names together, as [`LeaseRequest::max_hold`]. The time counts from
-    /// the last grant: the wait for the other names is no part of it.
-    pub fn max_hold(mut self, at_most: Duration) -> Self {
-        self.request = self.request.max_hold(at_most);
-        self
+    /// Adds names that are to be [shared](LeaseRequest::shared).
+    ///
+    /// ```
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let uploads = locks.semaphore("uploads", 3);
+    /// let all = locks.lease_all(["report"]).shared(["catalogue"]).permits(&uploads, 1).acquire().await?;
+    /// # all.release().await
+    /// # }
+    /// ```
+    pub fn shared<N: Into<String>>(self, names: impl IntoIterator<Item = N>) -> Self {
+        self.with_names(names, Mode::READ)
     }
 
-    /// Sets the label, as [`LeaseRequest::label`] does.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.request = self.request.label(label);
-        self
-    }
-
-    /// Sets the owner, as [`LeaseRequest::owner`]: names that this owner holds already are
-    /// re-entered.
-    pub fn owner(mut self, owner: Owner) -> Self {
-        self.request = self.request.owner(owner);
+    /// Adds permits of a [semaphore](Semaphore). Its own options do not count: those of this request
+    /// do.
+    pub fn permits(mut self, semaphore: &Semaphore, count: u32) -> Self {
+        self.parts.push(Part::Permits(semaphore.clone(), count));
         self
     }
 
@@ -109,8 +135,9 @@ impl LeaseAllRequest {
     /// # Errors
     ///
     /// [`Error::Timeout`], with the name that was not free, when the limit of [`wait`](Self::wait)
-    /// was reached. [`Error::Names`] when no name was given, or more than 64 different ones.
-    /// [`Error::Lost`] when a lease ended during the wait for another. Otherwise those of
+    /// was reached. [`Error::Names`] when no name was given, or more than 64 different ones;
+    /// [`Error::Conversion`] when a name is to be held in two ways. [`Error::Permits`] when a
+    /// semaphore has fewer permits. [`Error::Lost`] when a lease ended during the wait for another. Otherwise those of
     /// [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
@@ -119,7 +146,7 @@ impl LeaseAllRequest {
     pub async fn acquire(self) -> Result<LeaseAll> {
         let start = Instant::now();
         let now = self.request.client().now();
-        let (patience, limit) = match self.request.wait_limit() {
+        let (patience, limit) = match self.request.lease_options().wait {
             Some(wait) if wait.is_zero() => (Patience::Try(now + TRY_TIMEOUT), Some(TRY_TIMEOUT)),
             wait => (Patience::Wait(wait.map(|wait| now + wait)), wait),
         };
@@ -176,25 +203,20 @@ impl LeaseAllRequest {
         limit: Option<Duration>,
         start: Instant,
     ) -> Result<Result<LeaseAll, LockName>> {
-        self.request.check()?;
-        let names: BTreeSet<LockName> = self.names.into_iter().map(LockName::new).collect::<Result<_>>()?;
-        if names.is_empty() || names.len() > MAX_NAMES {
-            return Err(Error::Names { given: names.len(), most: MAX_NAMES });
-        }
-        let client = Arc::clone(self.request.client());
-        let owner = self.request.requested_owner();
-        let (reenters, owner) = (owner.is_some(), owner.unwrap_or_else(Owner::random));
+        let Self { request, parts } = self;
+        let client = Arc::clone(request.client());
+        request.lease_options().check(&client.settings)?;
+        let modes = modes_by_name(parts)?;
+        let hold_time = request.lease_options().hold_time();
+        let mut request = request.with_one_owner();
+        // The limits of the holding begin when all names are held.
+        let options = request.options_mut();
+        options.ttl = bounded_ttl(options.ttl, hold_time.at_most, Duration::ZERO);
+        (options.max_hold, options.hold_at_least) = (None, Duration::ZERO);
         let mut leases: Vec<Lease> = Vec::new();
-        for name in names {
-            let request = self.request.clone().with_name(name.as_str());
-            let request = if reenters { request.owner(owner) } else { request.owner_without_reentry(owner) };
-            let terms = request.terms;
-            let mut wish = request.into_wish(patience)?;
-            // It begins when all names are held.
-            wish.hold_time.at_most = None;
-            let (mode, ttl) = (wish.mode, wish.ttl);
-            match client.coordinator.acquire(wish).await {
-                Ok(held) => leases.push(Lease::new(Arc::clone(&client), held, mode, ttl, terms)),
+        for (name, mode) in modes {
+            match request.clone().with_name(&name, mode).request(patience).await? {
+                Ok(lease) => leases.push(lease),
                 Err(refusal) => {
                     // The acquired names are free when the caller receives the error, unless the
                     // database takes longer: the release goes on in the background.
@@ -210,10 +232,26 @@ impl LeaseAllRequest {
         match leases.iter().find(|lease| !lease.is_held()) {
             Some(lost) => Err(lost.loss_error(lost.loss_cause())),
             None => {
-                leases.iter_mut().for_each(Lease::start_max_hold);
+                leases.iter_mut().for_each(|lease| lease.start_hold_time(hold_time));
                 Ok(Ok(LeaseAll { leases }))
             }
         }
+    }
+}
+
+/// Returns the names in order of their bytes, and how each is to be held.
+fn modes_by_name(parts: Vec<Part>) -> Result<BTreeMap<LockName, Mode>> {
+    let mut modes = BTreeMap::new();
+    for part in parts {
+        let (name, mode) = part.into_entry()?;
+        if modes.get(&name).is_some_and(|other| *other != mode) {
+            return Err(Error::Conversion { name, reason: "the request names it twice, to be held in two ways" });
+        }
+        modes.insert(name, mode);
+    }
+    match modes.len() {
+        1..=MAX_NAMES => Ok(modes),
+        given => Err(Error::Names { given, most: MAX_NAMES }),
     }
 }
 

@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::handle::Lease;
+use super::options::{LeaseOptions, queue_setters, request_setters};
 use super::request::LeaseRequest;
 use crate::client::Client;
 use crate::error::Result;
 use crate::inspect::{LeaseInfo, holders};
-
 use crate::token::FencingToken;
 
 /// An election, made with [`Locks::election`](crate::Locks::election). The leader is the holder of
@@ -35,7 +35,8 @@ use crate::token::FencingToken;
 /// # }
 /// ```
 ///
-/// A leader that dies is replaced after the TTL; a leader that resigns, at once.
+/// A leader that dies is replaced after the [TTL](Self::ttl); a leader that resigns, at once. The
+/// [label](Self::label) can say where the leader is found, such as its address.
 /// [`fence`](Lease::fence) transactions that only the leader may commit: a leader that was paused
 /// does not know that it has lost the election.
 #[derive(Clone)]
@@ -47,22 +48,20 @@ pub struct Election {
     request: LeaseRequest,
 }
 
+request_setters!(Election);
+queue_setters!(Election);
+
 impl Election {
     pub(crate) fn new(client: Arc<Client>, name: String, request: LeaseRequest) -> Self {
         Self { client, name, request }
     }
 
-    /// Sets after how long a dead leader is replaced at the latest. 30 seconds by default; between
-    /// 1 second and 24 hours.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.request = self.request.ttl(ttl);
-        self
+    fn options_mut(&mut self) -> &mut LeaseOptions {
+        self.request.options_mut()
     }
 
-    /// Sets a note, such as the address of the candidate. At most 255 bytes.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.request = self.request.label(label);
-        self
+    fn request_mut(&mut self) -> &mut LeaseRequest {
+        &mut self.request
     }
 
     /// Waits until this candidate is elected. Two campaigns inside one

@@ -5,38 +5,16 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::options::bounded_ttl;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::coordinator::HeldLease;
-use crate::engine::{Amendment, NotAmended, Verdict};
+use crate::engine::{Amendment, HoldTime, NotAmended, Verdict};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::Mode;
 use crate::token::FencingToken;
-
-/// The terms of a lease, besides its name and TTL.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LeaseTerms {
-    pub(crate) renew: bool,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) hold_at_least: Option<Duration>,
-}
-
-/// How much longer than [`max_hold`](crate::LeaseRequest::max_hold) a lease lasts in the database.
-/// The holder ends it earlier, with that cause, also when an answer takes long.
-const AFTER_MAX_HOLD: Duration = Duration::from_secs(1);
-
-impl LeaseTerms {
-    /// Bounds a TTL of a lease that was held for some time already, so that the name is free soon
-    /// after `max_hold` if the holder dies.
-    pub(super) fn bound(&self, ttl: Duration, held_for: Duration) -> Duration {
-        match self.max_hold {
-            Some(max_hold) => ttl.min(max_hold.saturating_sub(held_for).saturating_add(AFTER_MAX_HOLD)),
-            None => ttl,
-        }
-    }
-}
 
 /// A held lease: proof that no other owner was granted the name, for as long as
 /// [`is_held`](Self::is_held).
@@ -61,14 +39,14 @@ pub(super) struct LeaseDetails {
     pub(super) token: FencingToken,
     pub(super) mode: Mode,
     pub(super) ttl: Duration,
-    pub(super) terms: LeaseTerms,
+    pub(super) hold_time: HoldTime,
     pub(super) acquired_at: Moment,
 }
 
 impl Lease {
-    pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, terms: LeaseTerms) -> Self {
+    pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, hold_time: HoldTime) -> Self {
         let (name, owner, token) = (held.name().clone(), held.owner(), held.token());
-        let details = LeaseDetails { name, owner, token, mode, ttl, terms, acquired_at: client.now() };
+        let details = LeaseDetails { name, owner, token, mode, ttl, hold_time, acquired_at: client.now() };
         Self { client, held: Some(held), details }
     }
 
@@ -164,7 +142,7 @@ impl Lease {
     pub(crate) fn start_extension(&self, ttl: Duration) -> Result<impl Future<Output = Result<()>> + Send + use<>> {
         self.client.settings.check_ttl("an extension", ttl)?;
         let held_for = self.client.now().since(self.details.acquired_at);
-        let lasts = self.details.terms.bound(ttl, held_for);
+        let lasts = bounded_ttl(ttl, self.details.hold_time.at_most, held_for);
         let extended = self.held()?.amend(Amendment::Extend(lasts));
         let (name, token) = (self.name().clone(), self.token());
         Ok(async move {
@@ -176,11 +154,17 @@ impl Lease {
         })
     }
 
-    /// Counts `max_hold` from now on.
-    pub(super) fn start_max_hold(&mut self) {
+    /// Returns the time on the clock of the client.
+    pub(crate) fn now(&self) -> Moment {
+        self.client.now()
+    }
+
+    /// Sets the limits of the holding, which count from now on.
+    pub(crate) fn start_hold_time(&mut self, hold_time: HoldTime) {
         self.details.acquired_at = self.client.now();
-        if let (Some(held), Some(at_most)) = (&self.held, self.details.terms.max_hold) {
-            held.limit(at_most);
+        self.details.hold_time = hold_time;
+        if let Some(held) = &self.held {
+            held.start_hold_time(hold_time);
         }
     }
 
@@ -193,7 +177,8 @@ impl Lease {
     /// Returns why the lease has ended.
     pub(crate) fn loss_cause(&self) -> LossCause {
         let known = self.held.as_ref().and_then(HeldLease::loss);
-        let max_hold = self.details.terms.max_hold.filter(|max| self.details.acquired_at + *max <= self.client.now());
+        let max_hold =
+            self.details.hold_time.at_most.filter(|max| self.details.acquired_at + *max <= self.client.now());
         known.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
     }
 

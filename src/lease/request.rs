@@ -6,26 +6,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::handle::{Lease, LeaseTerms};
+use super::handle::Lease;
+use super::options::{LeaseOptions, bounded_ttl, queue_setters, request_setters};
 use super::refusal::refusal_error;
 use super::run::{race, unless_lost, while_held};
 use crate::backend::Names;
 use crate::client::Client;
-use crate::clock::{CENTURY, Moment};
+use crate::clock::CENTURY;
 use crate::coordinator::{Acquisition, HeldLease};
-use crate::engine::{HoldTime, Patience, Refusal, Wish};
+use crate::engine::{Patience, Refusal, Wish};
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
 use crate::operation::{ListHolders, ListWaiters};
 use crate::owner::Owner;
 use crate::protocol::Mode;
-
-/// The TTL of a lease unless [`LeaseRequest::ttl`] sets it.
-pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
-
-/// The longest label.
-const MAX_LABEL_BYTES: usize = 255;
 
 /// How long a try waits for the database.
 pub(super) const TRY_TIMEOUT: Duration = Duration::from_secs(8);
@@ -56,30 +51,29 @@ pub struct LeaseRequest {
     client: Arc<Client>,
     name: String,
     mode: Mode,
-    ttl: Duration,
-    wait: Option<Duration>,
-    pub(super) terms: LeaseTerms,
-    label: String,
-    owner: Option<Owner>,
-    /// Whether the owner re-enters a lease that it holds already.
-    reenters: bool,
+    options: LeaseOptions,
+    identity: Identity,
     on_progress: Option<ProgressCallback>,
 }
 
+/// The owner of the lease.
+#[derive(Clone, Copy)]
+enum Identity {
+    /// A new owner, for each lease another.
+    New,
+    /// This owner, who re-enters a lease that it holds already.
+    Reentrant(Owner),
+    /// This owner, who waits for itself.
+    Once(Owner),
+}
+
+request_setters!(LeaseRequest);
+queue_setters!(LeaseRequest);
+
 impl LeaseRequest {
     pub(crate) fn new(client: Arc<Client>, name: String) -> Self {
-        Self {
-            client,
-            name,
-            mode: Mode::Exclusive,
-            ttl: DEFAULT_TTL,
-            wait: None,
-            terms: LeaseTerms { renew: true, max_hold: None, hold_at_least: None },
-            label: String::new(),
-            owner: Owner::current(),
-            reenters: Owner::current().is_some(),
-            on_progress: None,
-        }
+        let identity = Owner::current().map_or(Identity::New, Identity::Reentrant);
+        Self { client, name, mode: Mode::Exclusive, options: LeaseOptions::new(), identity, on_progress: None }
     }
 
     /// Shares the name with other shared leases: many readers or one writer. Readers and writers
@@ -111,104 +105,52 @@ impl LeaseRequest {
         &self.name
     }
 
-    /// Returns the same request for another name.
-    pub(crate) fn with_name(mut self, name: &str) -> Self {
-        self.name = name.to_owned();
+    pub(super) fn with_name(mut self, name: &LockName, mode: Mode) -> Self {
+        name.as_str().clone_into(&mut self.name);
+        self.mode = mode;
         self
     }
 
-    pub(crate) fn wait_limit(&self) -> Option<Duration> {
-        self.wait
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
     }
 
     pub(super) fn client(&self) -> &Arc<Client> {
         &self.client
     }
 
-    /// Returns the owner that the request names, or that of its scope.
-    pub(super) fn requested_owner(&self) -> Option<Owner> {
-        self.owner
+    pub(crate) fn lease_options(&self) -> &LeaseOptions {
+        &self.options
     }
 
-    /// Calls `callback` while [`acquire`](Self::acquire) waits: when the wait begins, and whenever
-    /// its position or the holder changes. It costs two `SELECT`s a second.
-    ///
-    /// ```
-    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
-    /// let lease = locks
-    ///     .lease("deploy")
-    ///     .while_waiting(|waiting| println!("{} ahead of us", waiting.ahead))
-    ///     .acquire()
-    ///     .await?;
-    /// # lease.release().await
-    /// # }
-    /// ```
-    pub fn while_waiting(mut self, callback: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+    pub(super) fn options_mut(&mut self) -> &mut LeaseOptions {
+        &mut self.options
+    }
+
+    fn request_mut(&mut self) -> &mut Self {
+        self
+    }
+
+    pub(super) fn set_owner(&mut self, owner: Owner) {
+        self.identity = Identity::Reentrant(owner);
+    }
+
+    pub(super) fn set_progress_callback(&mut self, callback: impl Fn(&Waiting) + Send + Sync + 'static) {
         self.on_progress = Some(Arc::new(callback));
-        self
-    }
-
-    /// Sets how long the lease outlives the last heartbeat: the longest time for which a crashed
-    /// holder blocks others. 30 seconds by default; between 1 second and 24 hours unless the
-    /// [builder](crate::LocksBuilder::ttl_range) says otherwise.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
-
-    /// Limits the wait; at the limit, [`acquire`](Self::acquire) fails with [`Error::Timeout`].
-    /// Zero tries once. Without a limit it waits for as long as it takes.
-    pub fn wait(mut self, at_most: Duration) -> Self {
-        self.wait = Some(at_most);
-        self
-    }
-
-    /// Sets whether the lease is renewed in the background, by the client's heartbeat. `true` by
-    /// default. Otherwise it ends after its TTL unless [`extend`](Lease::extend) is called.
-    #[doc(alias = "heartbeat")]
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.terms.renew = renew;
-        self
-    }
-
-    /// Ends the lease after this time, also while it is renewed: a worker that hangs does not hold
-    /// the name for ever. The lease is then lost with
-    /// [`LossCause::MaxHold`](crate::LossCause::MaxHold), and [`run`](Self::run) drops the work.
-    pub fn max_hold(mut self, at_most: Duration) -> Self {
-        self.terms.max_hold = Some(at_most);
-        self
-    }
-
-    /// Keeps the name taken for at least this long after it was acquired, also when it is released
-    /// earlier, as by a shutdown or at [`max_hold`](Self::max_hold): for jobs that are shorter than
-    /// the differences between the clocks that start them. A lease that expires, as when its process
-    /// dies, or is evicted frees the name earlier.
-    /// Of several acquisitions of one owner, the one that is released last decides.
-    pub fn hold_at_least(mut self, at_least: Duration) -> Self {
-        self.terms.hold_at_least = Some(at_least);
-        self
-    }
-
-    /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list). At most 255 bytes.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = label.into();
-        self
-    }
-
-    /// Sets the owner, and re-enters when this owner holds the name already, in whichever process.
-    /// By default the owner is that of the [`Owner::scope`] in which the request was made, or else
-    /// a new one.
-    pub fn owner(mut self, owner: Owner) -> Self {
-        self.owner = Some(owner);
-        self.reenters = true;
-        self
     }
 
     /// Sets the owner without re-entrance.
     pub(crate) fn owner_without_reentry(mut self, owner: Owner) -> Self {
-        self.owner = Some(owner);
-        self.reenters = false;
+        self.identity = Identity::Once(owner);
         self
+    }
+
+    /// Gives all clones of the request one owner.
+    pub(super) fn with_one_owner(self) -> Self {
+        match self.identity {
+            Identity::New => self.owner_without_reentry(Owner::random()),
+            _ => self,
+        }
     }
 
     /// Acquires the lease, and waits in the queue of the name if necessary.
@@ -229,31 +171,15 @@ impl LeaseRequest {
     #[doc(alias = "lock")]
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();
-        let Some(wait) = self.wait else {
-            return self.wait_until(None, start).await;
+        let name = LockName::new(&*self.name)?;
+        let deadline = match self.options.wait {
+            Some(Duration::ZERO) => {
+                return self.try_acquire().await?.ok_or(Error::Timeout { name, waited: start.elapsed() });
+            }
+            wait => wait.map(|wait| self.client.now() + wait),
         };
-        if wait.is_zero() {
-            let name = LockName::new(&*self.name)?;
-            return self.try_acquire().await?.ok_or(Error::Timeout { name, waited: start.elapsed() });
-        }
-        let until = self.client.now() + wait;
-        self.wait_until(Some(until), start).await
-    }
-
-    async fn wait_until(self, deadline: Option<Moment>, start: Instant) -> Result<Lease> {
-        let on_progress = self.on_progress.clone();
-        let (client, terms) = (Arc::clone(&self.client), self.terms);
-        let wish = self.into_wish(Patience::Wait(deadline))?;
-        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
-        let acquisition = client.coordinator.acquire(wish);
-        let answer = match on_progress {
-            None => acquisition.await,
-            Some(callback) => wait_reporting(&client, &name, acquisition, &*callback).await,
-        };
-        match answer {
-            Ok(held) => Ok(Lease::new(client, held, mode, ttl, terms)),
-            Err(refusal) => Err(refusal_error(&client, refusal, name, start)),
-        }
+        let acquired = self.request(Patience::Wait(deadline)).await?;
+        acquired.map_err(|refusal| refusal_error(&self.client, refusal, name, start))
     }
 
     /// Acquires the lease if the name is free and no waiter is in its queue. Returns `None`
@@ -270,14 +196,24 @@ impl LeaseRequest {
     #[doc(alias = "try_lock")]
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
-        let (client, terms) = (Arc::clone(&self.client), self.terms);
-        let wish = self.into_wish(Patience::Try(client.now() + TRY_TIMEOUT))?;
-        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
-        match client.coordinator.acquire(wish).await {
-            Ok(held) => Ok(Some(Lease::new(client, held, mode, ttl, terms))),
+        match self.request(Patience::Try(self.client.now() + TRY_TIMEOUT)).await? {
+            Ok(lease) => Ok(Some(lease)),
             Err(Refusal::Held | Refusal::Timeout) => Ok(None),
-            Err(refusal) => Err(refusal_error(&client, refusal, name, start)),
+            Err(refusal) => Err(refusal_error(&self.client, refusal, LockName::new(self.name)?, start)),
         }
+    }
+
+    /// Asks the engine for the lease.
+    pub(super) async fn request(&self, patience: Patience) -> Result<Result<Lease, Refusal>> {
+        let client = &self.client;
+        let wish = self.wish(patience)?;
+        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
+        let acquisition = client.coordinator.acquire(wish);
+        let answer = match (&self.on_progress, patience) {
+            (Some(callback), Patience::Wait(_)) => wait_reporting(client, &name, acquisition, &**callback).await,
+            _ => acquisition.await,
+        };
+        Ok(answer.map(|held| Lease::new(Arc::clone(client), held, mode, ttl, self.options.hold_time())))
     }
 
     /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost,
@@ -316,43 +252,27 @@ impl LeaseRequest {
         }
     }
 
-    /// Checks the terms of the request.
-    pub(crate) fn check(&self) -> Result<()> {
-        let settings = &self.client.settings;
-        settings.check_ttl("a TTL", self.ttl)?;
-        if let Some(max_hold) = self.terms.max_hold {
-            Error::check_range("max_hold", max_hold, settings.min_ttl, Duration::MAX)?;
-        }
-        if let Some(at_least) = self.terms.hold_at_least {
-            Error::check_range("hold_at_least", at_least, Duration::ZERO, settings.max_ttl)?;
-        }
-        if self.label.len() > MAX_LABEL_BYTES {
-            return Err(Error::LabelTooLong { bytes: self.label.len() });
-        }
-        if self.label.contains('\0') {
-            return Err(Error::NulInLabel);
-        }
-        Ok(())
-    }
-
     /// Turns the request into that of the engine.
-    pub(crate) fn into_wish(self, patience: Patience) -> Result<Wish> {
+    fn wish(&self, patience: Patience) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
-        self.check()?;
-        let (mode, ttl) = if self.client.settings.is_null { (Mode::READ, CENTURY) } else { (self.mode, self.ttl) };
+        self.options.check(&self.client.settings)?;
+        let options = &self.options;
+        let (mode, ttl) = if self.client.settings.is_null { (Mode::READ, CENTURY) } else { (self.mode, options.ttl) };
+        let (owner, reenters) = match self.identity {
+            Identity::New => (Owner::random(), false),
+            Identity::Reentrant(owner) => (owner, true),
+            Identity::Once(owner) => (owner, false),
+        };
         Ok(Wish {
             name,
-            owner: self.owner.unwrap_or_else(Owner::random),
+            owner,
             // Every permit counts, also of the same owner: only a lease can be re-entered.
-            reenters: self.reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
+            reenters: reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
             mode,
-            ttl: self.terms.bound(ttl, Duration::ZERO),
-            is_kept: self.terms.renew,
-            hold_time: HoldTime {
-                at_least: self.terms.hold_at_least.unwrap_or_default(),
-                at_most: self.terms.max_hold,
-            },
-            label: self.label.into(),
+            ttl: bounded_ttl(ttl, options.max_hold, Duration::ZERO),
+            is_kept: options.renew,
+            hold_time: options.hold_time(),
+            label: options.label.as_str().into(),
             patience,
         })
     }
@@ -360,7 +280,7 @@ impl LeaseRequest {
 
 impl fmt::Debug for LeaseRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseRequest").field("name", &self.name).field("ttl", &self.ttl).finish_non_exhaustive()
+        f.debug_struct("LeaseRequest").field("name", &self.name).field("ttl", &self.options.ttl).finish_non_exhaustive()
     }
 }
 

@@ -1,12 +1,11 @@
 //! A semaphore: a limited number of permits on a name.
 
 use std::fmt;
-use std::time::Duration;
 
 use super::handle::Lease;
+use super::options::{LeaseOptions, queue_setters, request_setters};
 use super::request::LeaseRequest;
 use crate::error::{Error, Result};
-use crate::inspect::Waiting;
 use crate::name::LockName;
 
 /// Limits how many permits are held at a time, by any number of processes. Made with
@@ -42,45 +41,20 @@ pub struct Semaphore {
     permits: u32,
 }
 
+request_setters!(Semaphore);
+queue_setters!(Semaphore);
+
 impl Semaphore {
     pub(crate) fn new(request: LeaseRequest, permits: u32) -> Self {
         Self { request, permits }
     }
 
-    /// Sets the TTL of a permit, as [`LeaseRequest::ttl`].
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.request = self.request.ttl(ttl);
-        self
+    fn options_mut(&mut self) -> &mut LeaseOptions {
+        self.request.options_mut()
     }
 
-    /// Limits the wait, as [`LeaseRequest::wait`].
-    pub fn wait(mut self, at_most: Duration) -> Self {
-        self.request = self.request.wait(at_most);
-        self
-    }
-
-    /// Limits the holding, as [`LeaseRequest::max_hold`].
-    pub fn max_hold(mut self, at_most: Duration) -> Self {
-        self.request = self.request.max_hold(at_most);
-        self
-    }
-
-    /// Sets the shortest holding, as [`LeaseRequest::hold_at_least`].
-    pub fn hold_at_least(mut self, at_least: Duration) -> Self {
-        self.request = self.request.hold_at_least(at_least);
-        self
-    }
-
-    /// Sets the label, as [`LeaseRequest::label`].
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.request = self.request.label(label);
-        self
-    }
-
-    /// Calls a function during the wait, as [`LeaseRequest::while_waiting`].
-    pub fn while_waiting(mut self, callback: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
-        self.request = self.request.while_waiting(callback);
-        self
+    fn request_mut(&mut self) -> &mut LeaseRequest {
+        &mut self.request
     }
 
     /// Acquires a permit, and waits in the queue if necessary.
@@ -152,7 +126,7 @@ impl Semaphore {
         self.request(1)?.run(work).await
     }
 
-    /// Returns the request for several permits, which has all options of a lease, such as an owner.
+    /// Returns the request for several permits, as one for a lease.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::handle::{Lease, LeaseDetails, LeaseTerms};
+use super::handle::{Lease, LeaseDetails};
 use super::refusal::refusal_error;
 use super::request::TRY_TIMEOUT;
 use crate::client::Client;
@@ -138,7 +138,6 @@ impl Lease {
         if !client.settings.is_null {
             client.settings.check_ttl("the TTL of an exported lease", ttl)?;
         }
-        let terms = LeaseTerms { renew: true, max_hold: None, hold_at_least: None };
         let wish = Wish {
             name: name.clone(),
             owner,
@@ -155,7 +154,7 @@ impl Lease {
             Ok(mut held) => {
                 // Before this, the text can be resumed again.
                 held.deliver();
-                Ok(Self::new(Arc::clone(client), held, mode, ttl, terms))
+                Ok(Self::new(Arc::clone(client), held, mode, ttl, HoldTime::default()))
             }
             Err(Refusal::Lost) => Err(Error::Lost { name, token: exported.token, cause: LossCause::Superseded }),
             Err(refusal) => Err(refusal_error(client, refusal, name, start)),

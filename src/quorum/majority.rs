@@ -11,7 +11,8 @@ use tokio::time::{Instant, timeout};
 
 use super::nodes::Nodes;
 use super::round::{Round, Vote};
-use crate::clock::CLOCK_CHECK_INTERVAL;
+use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
+use crate::engine::HoldTime;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::race;
@@ -29,6 +30,9 @@ pub(super) struct Majority {
     pub(super) owner: Owner,
     /// How many databases make a majority.
     pub(super) needed: usize,
+    /// The limits of the holding, which count from then on.
+    hold_time: HoldTime,
+    since: Moment,
     votes: Mutex<Votes>,
     ended: Notify,
 }
@@ -48,13 +52,22 @@ struct Votes {
 }
 
 impl Majority {
-    pub(super) fn new(name: LockName, token: FencingToken, owner: Owner, nodes: &Nodes, votes: Vec<Vote>) -> Arc<Self> {
+    pub(super) fn new(
+        name: LockName,
+        token: FencingToken,
+        owner: Owner,
+        hold_time: HoldTime,
+        nodes: &Nodes,
+        votes: Vec<Vote>,
+    ) -> Arc<Self> {
+        let since = votes.first().map(|(_, lease)| lease.now()).unwrap_or_default();
         let mut leases: Vec<Option<Lease>> = nodes.locks.iter().map(|_| None).collect();
-        for (node, lease) in votes {
+        for (node, mut lease) in votes {
+            lease.start_hold_time(hold_time);
             leases[node] = Some(lease);
         }
         let votes = Mutex::new(Votes { leases, status: Status::Held });
-        Arc::new(Self { name, token, owner, needed: nodes.needed(), votes, ended: Notify::new() })
+        Arc::new(Self { name, token, owner, needed: nodes.needed(), hold_time, since, votes, ended: Notify::new() })
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -154,7 +167,8 @@ impl Majority {
 
     /// Adds the lease on another database. It cannot revive a lost majority, which another owner
     /// may have held since.
-    fn add_vote(&self, (node, lease): Vote) {
+    fn add_vote(&self, (node, mut lease): Vote) {
+        lease.start_hold_time(self.hold_time.after(lease.now().since(self.since)));
         let mut votes = self.update();
         let unused = if votes.status == Status::Held { votes.leases[node].replace(lease) } else { Some(lease) };
         // Leases are dropped without the lock, because their release locks other state.
@@ -237,7 +251,7 @@ impl Votes {
 
 /// Maintains a majority until it ends: adds late votes, and asks databases without a lease again.
 pub(super) async fn maintain(majority: Arc<Majority>, mut round: Round) {
-    let period = (round.options.ttl / 3).clamp(Duration::from_millis(1), MAX_ASK_INTERVAL);
+    let period = (round.options.lease.ttl / 3).clamp(Duration::from_millis(1), MAX_ASK_INTERVAL);
     let within = round.options.node_timeout().max(period);
     let mut next = Instant::now() + period;
     while majority.is_held() {
@@ -246,7 +260,7 @@ pub(super) async fn maintain(majority: Arc<Majority>, mut round: Round) {
             next += period;
             next = next.max(Instant::now());
             for node in missing {
-                if round.options.renew {
+                if round.options.lease.renew {
                     round.ask(node, within);
                 }
             }

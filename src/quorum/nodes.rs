@@ -8,6 +8,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::backend::Kind;
 use crate::error::{Error, Result};
+use crate::lease::options::{LeaseOptions, bounded_ttl};
 use crate::locks::Locks;
 use crate::name::LockName;
 
@@ -124,18 +125,22 @@ fn has_duplicate(texts: &[String]) -> bool {
     texts.iter().enumerate().any(|(i, text)| texts[..i].contains(text))
 }
 
-/// The options of the lease on each database.
+/// The options of a lease on a majority.
 #[derive(Clone)]
 pub(super) struct QuorumOptions {
-    pub(super) ttl: Duration,
-    pub(super) renew: bool,
-    pub(super) label: String,
+    pub(super) lease: LeaseOptions,
     pub(super) node_timeout: Option<Duration>,
 }
 
 impl QuorumOptions {
     /// Returns how long a database may take to answer.
     pub(super) fn node_timeout(&self) -> Duration {
-        self.node_timeout.unwrap_or((self.ttl / 6).min(Duration::from_secs(1)))
+        self.node_timeout.unwrap_or((self.lease.ttl / 6).min(Duration::from_secs(1)))
+    }
+
+    /// Returns the options of the lease on one database, whose limits begin with the majority.
+    pub(super) fn of_vote(&self) -> LeaseOptions {
+        let ttl = bounded_ttl(self.lease.ttl, self.lease.max_hold, Duration::ZERO);
+        LeaseOptions { ttl, wait: None, max_hold: None, hold_at_least: Duration::ZERO, ..self.lease.clone() }
     }
 }

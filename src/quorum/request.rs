@@ -12,7 +12,7 @@ use super::nodes::{Nodes, QuorumOptions};
 use super::round::{Outcome, Round};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::error::{Error, Result};
-use crate::lease::request::DEFAULT_TTL;
+use crate::lease::options::{LeaseOptions, request_setters};
 use crate::lease::run::{unless_lost, while_held};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -23,48 +23,27 @@ const MAX_ATTEMPTS: u32 = 4;
 /// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease).
 /// Nothing is sent until one of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and
 /// [`run`](Self::run) is awaited.
+///
+/// A database that was down and comes back is asked for its lease unless [`renew`](Self::renew) is
+/// off. [`max_hold`](Self::max_hold) and [`hold_at_least`](Self::hold_at_least) count from the
+/// moment at which the majority was complete.
 #[derive(Clone)]
 #[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct QuorumRequest {
     nodes: Arc<Nodes>,
     name: String,
     options: QuorumOptions,
-    wait: Option<Duration>,
 }
+
+request_setters!(QuorumRequest);
 
 impl QuorumRequest {
     pub(super) fn new(nodes: Arc<Nodes>, name: String) -> Self {
-        let options = QuorumOptions { ttl: DEFAULT_TTL, renew: true, label: String::new(), node_timeout: None };
-        Self { nodes, name, options, wait: None }
+        Self { nodes, name, options: QuorumOptions { lease: LeaseOptions::new(), node_timeout: None } }
     }
 
-    /// Sets how long the lease outlives its last renewal on each database: see
-    /// [`LeaseRequest::ttl`](crate::LeaseRequest::ttl). 30 seconds by default.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl;
-        self
-    }
-
-    /// Limits the whole wait; at the limit, [`acquire`](Self::acquire) fails with
-    /// [`Error::Timeout`]. Zero tries once. Without a limit it waits for as long as it takes.
-    pub fn wait(mut self, at_most: Duration) -> Self {
-        self.wait = Some(at_most);
-        self
-    }
-
-    /// Sets whether the lease is renewed in the background, and acquired again on databases that
-    /// come back. `true` by default. Otherwise it ends after its TTL unless
-    /// [`extend`](QuorumLease::extend) is called.
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.options.renew = renew;
-        self
-    }
-
-    /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list) on each database. At
-    /// most 255 bytes.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.options.label = label.into();
-        self
+    fn options_mut(&mut self) -> &mut LeaseOptions {
+        &mut self.options.lease
     }
 
     /// Sets how long a database may take to answer before it counts as down. By default a sixth of
@@ -95,7 +74,7 @@ impl QuorumRequest {
     pub async fn acquire(self) -> Result<QuorumLease> {
         let start = Instant::now();
         let name = self.check()?;
-        let left = || self.wait.map(|wait| wait.saturating_sub(start.elapsed()));
+        let left = || self.options.lease.wait.map(|wait| wait.saturating_sub(start.elapsed()));
         let timed_out = || Error::Timeout { name: name.clone(), waited: start.elapsed() };
         let turn = self.nodes.turn(&name);
         let _turn = match left() {
@@ -110,7 +89,7 @@ impl QuorumRequest {
             Some(left) => timeout(left, turn).await.map_err(|_| timed_out())?,
         };
         let mut backoff =
-            Backoff::between(Duration::from_millis(10), (self.options.ttl / 10).min(Duration::from_millis(250)));
+            Backoff::between(Duration::from_millis(10), (self.options.lease.ttl / 10).min(Duration::from_millis(250)));
         let mut unreachable: Option<Instant> = None;
         let mut last = None;
         let mut taken = false;
@@ -201,7 +180,7 @@ impl QuorumRequest {
     fn check(&self) -> Result<LockName> {
         self.nodes.check()?;
         for locks in &self.nodes.locks {
-            locks.client().settings.check_ttl("a TTL", self.options.ttl)?;
+            self.options.lease.check(&locks.client().settings)?;
         }
         LockName::new(&*self.name)
     }
@@ -219,7 +198,7 @@ impl QuorumRequest {
             Outcome::Unreachable(error) if error.is_retryable() => return Ok(Err(NotAcquired::Unreachable(error))),
             Outcome::Unreachable(error) => return Err(error),
         };
-        let majority = Majority::new(name.clone(), token, owner, &self.nodes, granted);
+        let majority = Majority::new(name.clone(), token, owner, self.options.lease.hold_time(), &self.nodes, granted);
         if !majority.is_held() {
             let reason = "the first lease of the majority had ended before the last was granted".into();
             let late = Error::Unavailable { attempted: "acquire a majority", reason, source: None };
@@ -244,7 +223,7 @@ impl fmt::Debug for QuorumRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuorumRequest")
             .field("name", &self.name)
-            .field("ttl", &self.options.ttl)
+            .field("ttl", &self.options.lease.ttl)
             .finish_non_exhaustive()
     }
 }

@@ -66,13 +66,9 @@ impl Round {
         if std::mem::replace(&mut self.pending[node], true) {
             return;
         }
-        let request = self.nodes.locks[node]
-            .lease(self.name.as_str())
-            .ttl(self.options.ttl)
-            .renew(self.options.renew)
-            .label(&*self.options.label)
-            .owner_without_reentry(self.owner);
-        let (nodes, ttl) = (Arc::clone(&self.nodes), self.options.ttl);
+        let request = self.nodes.locks[node].lease(self.name.as_str());
+        let request = request.options(self.options.of_vote()).owner_without_reentry(self.owner);
+        let (nodes, ttl) = (Arc::clone(&self.nodes), self.options.lease.ttl);
         // Dropping a request at its limit releases a later grant.
         self.answers.spawn(async move {
             let answer = timeout(within, vote(&nodes, node, request, ttl)).await;

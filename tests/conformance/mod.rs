@@ -52,6 +52,7 @@ mod name;
 mod neighbour;
 pub(crate) mod network;
 mod note;
+mod options;
 mod owner;
 mod pooler;
 mod retry;

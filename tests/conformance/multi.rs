@@ -142,6 +142,87 @@ async fn max_hold_counts_from_the_last_grant() {
 }
 
 #[tokio::test]
+async fn hold_at_least_keeps_names_only_after_all_grants() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let request = || all(&ours, &["a", "b"]).hold_at_least(LONG);
+    let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    assert!(request().try_acquire().await.expect("try").is_none());
+    // The request held it, and failed.
+    assert!(is_free(&theirs, "a").await);
+    b.release().await.expect("release");
+    taken(request()).await.release().await.expect("release");
+    assert!(!is_free(&theirs, "a").await && !is_free(&theirs, "b").await);
+}
+
+#[tokio::test]
+async fn exclusive_shared_and_permits_are_held_together() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let uploads = |locks: &Locks| locks.semaphore("uploads", 2).ttl(LONG);
+    let reading = theirs.lease("catalogue").shared().ttl(LONG).acquire().await.expect("acquire");
+    let permit = uploads(&theirs).acquire().await.expect("acquire");
+    let request = || all(&ours, &["report"]).shared(["catalogue"]).permits(&uploads(&ours), 1);
+    let held = taken(request()).await;
+    let names: Vec<&str> = held.tokens().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["catalogue", "report", "uploads"]);
+    let pool: Pool<Sql> = db.pool_of(1).await;
+    let mut tx = pool.begin().await.expect("begin");
+    held.fence(&mut tx).await.expect("all are held");
+    tx.rollback().await.expect("rollback");
+
+    // The last permit is taken, and nothing is left of the attempt.
+    let again = theirs.lease_all(["aside"]).shared(["catalogue"]).permits(&uploads(&theirs), 1);
+    assert!(again.try_acquire().await.expect("try").is_none());
+    assert!(is_free(&theirs, "aside").await && !is_free(&theirs, "report").await);
+    reading.release().await.expect("release");
+    // Our own share is left.
+    assert!(!is_free(&theirs, "catalogue").await);
+    held.release().await.expect("release");
+    until_free(&theirs, &["catalogue", "report"]).await;
+    let both = uploads(&ours).try_acquire_many(2).await.expect("try");
+    assert!(both.is_none());
+    permit.release().await.expect("release");
+    soon("both", uploads(&ours).acquire_many(2)).await.expect("acquire").release().await.expect("release");
+}
+
+#[tokio::test]
+async fn name_requested_in_two_ways_is_refused() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let two = locks.semaphore("a", 2);
+    for request in [
+        locks.lease_all(["a"]).shared(["a"]),
+        locks.lease_all(["a"]).permits(&two, 1),
+        locks.lease_all(["b"]).permits(&two, 1).permits(&two, 2),
+    ] {
+        let refused = request.acquire().await;
+        assert!(matches!(&refused, Err(Error::Conversion { name, .. }) if name.as_str() == "a"), "{refused:?}");
+    }
+    let refused = locks.lease_all(["b"]).permits(&two, 3).acquire().await;
+    assert!(matches!(refused, Err(Error::Permits { asked: 3, permits: 2, .. })), "{refused:?}");
+    let repeated = taken(locks.lease_all(["b", "b"]).permits(&two, 1).permits(&two, 1)).await;
+    assert_eq!(repeated.tokens().len(), 2);
+    repeated.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn wait_for_several_names_is_reported() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let b = theirs.lease("b").ttl(LONG).label("theirs").acquire().await.expect("acquire");
+    let (reports, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let report = move |waiting: &sqlock::inspect::Waiting| {
+        let _ = reports.send((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.label.clone())));
+    };
+    let waits = enqueue(&theirs, all(&ours, &["a", "b"]).while_waiting(report), "b", 0).await;
+    let (ahead, label) = soon("a report", heard.recv()).await.expect("the request waits");
+    assert_eq!((ahead, label.as_deref()), (0, Some("theirs")));
+    b.release().await.expect("release");
+    granted(waits).await.release().await.expect("release");
+}
+
+#[tokio::test]
 async fn waiting_request_holds_only_names_before_it() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);

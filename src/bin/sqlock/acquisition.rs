@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use sqlock::inspect::{LeaseInfo, Mode, Waiting};
+use sqlock::lease::LeaseOptions;
 use sqlock::{Error, Lease, LeaseRequest, Owner};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -68,12 +69,15 @@ pub struct LeaseArgs {
 
 impl LeaseArgs {
     pub fn request(&self, db: &Database) -> Result<LeaseRequest, Failure> {
-        let request = match self.permits {
+        Ok(match self.permits {
             Some(permits) => db.locks.semaphore(&self.name, permits).request(1)?,
             None if self.shared => db.locks.lease(&self.name).shared(),
             None => db.locks.lease(&self.name),
-        };
-        Ok(request.ttl(self.ttl).label(&self.label))
+        })
+    }
+
+    pub fn options(&self) -> LeaseOptions {
+        LeaseOptions::new().ttl(self.ttl).label(&self.label)
     }
 
     /// Returns the exit code for a lease that was not obtained.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlock::inspect::LeaseInfo;
+use sqlock::lease::LeaseOptions;
 use sqlock::quorum::{Quorum, QuorumLease};
 use sqlock::{Error, FencingToken, Locks, Owner};
 use tokio::task::JoinSet;
@@ -129,11 +130,11 @@ impl Majority {
 
     /// Takes the lease on a majority, or gives up at --timeout. `None`: not obtained, and a note has
     /// said so.
-    pub async fn acquire(&self, args: &LeaseArgs, renew: bool) -> Result<Option<QuorumLease>, Failure> {
+    pub async fn acquire(&self, args: &LeaseArgs, options: LeaseOptions) -> Result<Option<QuorumLease>, Failure> {
         let name = args.name.clone();
         let start = Instant::now();
         inspect_majority(args, &self.databases).await?;
-        let request = self.quorum.lease(&name).ttl(args.ttl).label(&args.label).renew(renew);
+        let request = self.quorum.lease(&name).options(options);
         let left = || args.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
         let mut outage = Outage::default();
         let acquired = loop {

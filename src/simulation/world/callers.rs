@@ -230,9 +230,10 @@ impl World {
                 Amendment::Raise(to)
             }
             3 => {
-                self.tell(|| format!("client {client} limits {lease:?} to {:?}", lasts / 4));
+                let hold_time = HoldTime { at_least: lasts / 8, at_most: Some(lasts / 4) };
+                self.tell(|| format!("client {client} limits {lease:?}: {hold_time:?}"));
                 self.hold_on(actor, lease);
-                return self.event(client, life, Event::Limit { lease, at_most: lasts / 4 });
+                return self.event(client, life, Event::StartHoldTime { lease, hold_time });
             }
             _ => {
                 self.tell(|| format!("client {client} is to export {lease:?}"));

@@ -39,7 +39,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         return acquire_majority(global, &args.lease, &mut signals).await;
     }
     let db = Database::open(global).await?;
-    let request = args.lease.request(&db)?.renew(false);
+    let request = args.lease.request(&db)?.options(args.lease.options().renew(false));
     let outcome = match args.lease.acquire(&db, request, &mut signals, OutageLimit::Ttl).await {
         Ok(Some(lease)) => print_and_keep(&db, lease).await,
         Ok(None) => Ok(args.lease.exit_code_on_conflict()),
@@ -75,7 +75,7 @@ async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
 async fn acquire_majority(global: &Global, args: &LeaseArgs, signals: &mut Signals) -> Outcome {
     let majority = Majority::open(global).await?;
     let outcome = tokio::select! {
-        outcome = majority.acquire(args, false) => outcome,
+        outcome = majority.acquire(args, args.options().renew(false)) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {

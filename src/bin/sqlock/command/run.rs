@@ -51,13 +51,7 @@ async fn hold_lease(
     signals: &mut Signals,
     outages: OutageLimit,
 ) -> Result<Completion, Failure> {
-    let mut request = args.lease.request(db)?;
-    if let Some(at_least) = args.hold_at_least {
-        request = request.hold_at_least(at_least);
-    }
-    if let Some(at_most) = args.max_hold {
-        request = request.max_hold(at_most);
-    }
+    let request = args.lease.request(db)?.options(args.options());
     match args.lease.acquire(db, request, signals, outages).await? {
         Some(lease) => supervise(args, HeldLease::Single(Box::new(lease)), signals).await,
         None => Ok(Completion::not_obtained(args)),

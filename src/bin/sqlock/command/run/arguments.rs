@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nix::sys::signal::Signal;
+use sqlock::lease::LeaseOptions;
 
 use crate::acquisition::LeaseArgs;
 use crate::duration;
@@ -72,7 +73,7 @@ pub struct Arguments {
     /// URL,URL,URL, of any kinds and independent of each other. Goes on while any minority is down.
     /// Waiters have no order. Each database needs its tables before (sqlock migrate), and votes when
     /// they are older than the TTL: a database with younger ones may have lost its data.
-    #[arg(long, conflicts_with_all = ["shared", "permits", "hold_at_least", "max_hold", "elect"])]
+    #[arg(long, conflicts_with_all = ["shared", "permits", "elect"])]
     pub quorum: bool,
     /// Free the name when the command itself has ended, although processes that it has started in
     /// the background still run.
@@ -84,6 +85,17 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    pub fn options(&self) -> LeaseOptions {
+        let mut options = self.lease.options();
+        if let Some(at_least) = self.hold_at_least {
+            options = options.hold_at_least(at_least);
+        }
+        if let Some(at_most) = self.max_hold {
+            options = options.max_hold(at_most);
+        }
+        options
+    }
+
     /// Returns the exit code for a lease that was not obtained.
     pub fn exit_code_on_conflict(&self) -> u8 {
         if self.skip_ok { 0 } else { self.lease.exit_code_on_conflict() }

@@ -11,7 +11,7 @@ use crate::signals::Signals;
 pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Outcome {
     let majority = Majority::open(global).await?;
     let outcome = tokio::select! {
-        outcome = majority.acquire(&args.lease, true) => outcome,
+        outcome = majority.acquire(&args.lease, args.options()) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {
