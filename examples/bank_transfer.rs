@@ -112,7 +112,7 @@ any_database! {
         Ok(())
     }
 
-    /// Returns `false` if the balance is too low.
+    /// Reads the balances and books. Returns `false` if the balance is too low.
     async fn look_then_book(conn: &mut Connection, order: Order) -> Result<bool, sqlx::Error> {
         let (from, to) = (balance(conn, order.from).await?, balance(conn, order.to).await?);
         tokio::time::sleep(THINKING).await;
@@ -163,7 +163,8 @@ any_database! {
         if draw.build().execute(&mut **tx).await?.rows_affected() == 0 {
             return Ok(false);
         }
-        // In the direction of the money: the first UPDATE shows whether the balance suffices.
+        // The UPDATEs follow the direction of the money: the first shows whether the balance
+        // suffices.
         let mut credit = QueryBuilder::<Db>::new("UPDATE sqlock_example_account SET balance = balance + ");
         credit.push_bind(order.amount).push(" WHERE id = ").push_bind(order.to).build().execute(&mut **tx).await?;
         enter(tx, order).await?;
@@ -174,7 +175,7 @@ any_database! {
     fn begin_serializable() -> &'static str {
         match <Db as sqlx::Database>::NAME {
             "PostgreSQL" => "BEGIN ISOLATION LEVEL SERIALIZABLE",
-            // For the next transaction, and no other.
+            // This statement applies to the next transaction only.
             "MySQL" => "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE; BEGIN",
             _ => "BEGIN IMMEDIATE",
         }
@@ -216,7 +217,7 @@ any_database! {
         }
     }
 
-    /// Carries out orders. How many were covered.
+    /// Carries out orders, and returns how many were covered.
     async fn clerk(pool: Pool<Db>, locks: Locks, by: Strategy, clerk: i64, tally: Arc<Tally>) -> Result<i64> {
         tally.at_once.wait().await;
         let mut booked = 0;
@@ -297,8 +298,8 @@ impl Tally {
     }
 }
 
-/// PostgreSQL has a code for it, and 40001 for what is not serializable; MySQL has 40001 for
-/// deadlocks alone.
+/// Returns whether the error is a deadlock. PostgreSQL has a code for deadlocks, and 40001 for
+/// serialization failures; MySQL has 40001 for deadlocks alone.
 fn is_deadlock(error: &sqlock::Error) -> bool {
     let sqlock::Error::Database { source: sqlx::Error::Database(error), .. } = error else {
         return false;
@@ -313,9 +314,9 @@ struct Day {
     reruns: i64,
     deadlocks: u32,
     took: Duration,
-    /// Of each account.
+    /// The balances and versions of each account.
     balances: Vec<(i64, i64)>,
-    /// From where, to where, how much.
+    /// The source, target and amount of each transfer.
     ledger: Vec<(i64, i64, i64)>,
 }
 

@@ -24,7 +24,7 @@ const JOBS: i64 = 60;
 const BATCH: u32 = 5;
 const WORKERS: [&str; 3] = ["alice", "bob", "carol"];
 
-/// The one that is killed.
+/// The worker that is killed.
 const UNLUCKY: &str = "mallory";
 
 any_database! {
@@ -77,8 +77,8 @@ any_database! {
         Ok(())
     }
 
-    /// How a transaction begins. On MySQL and MariaDB, at REPEATABLE READ, it would lock more rows
-    /// than those it takes.
+    /// Returns the statement that begins a transaction. On MySQL and MariaDB, a transaction at
+    /// REPEATABLE READ would lock more rows than it takes.
     fn begin() -> &'static str {
         match <Db as sqlx::Database>::NAME {
             "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
@@ -105,7 +105,7 @@ any_database! {
             if count(&pool, "SELECT count(*) FROM sqlock_example_job WHERE state = 'ready'").await? == 0 {
                 break;
             }
-            // There are jobs, and others have them.
+            // Other workers have the remaining jobs.
             if !std::mem::replace(&mut idle, true) {
                 say("idle");
             }
@@ -128,7 +128,7 @@ any_database! {
             "DROP TABLE IF EXISTS sqlock_example_job",
             "DROP TABLE IF EXISTS sqlock_example_journal",
             "CREATE TABLE sqlock_example_job (id BIGINT NOT NULL PRIMARY KEY, state VARCHAR(10) NOT NULL)",
-            // Rows that have to be looked at are locked as well: this finds those that are ready.
+            // The database also locks examined rows: with this index it examines only ready jobs.
             "CREATE INDEX sqlock_example_job_state ON sqlock_example_job (state, id)",
             "CREATE TABLE sqlock_example_journal (job BIGINT NOT NULL, worker VARCHAR(20) NOT NULL)",
         ] {

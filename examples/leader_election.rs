@@ -1,5 +1,5 @@
 //! Three nodes elect a leader. The leader is killed with `kill -9`, and another node takes over;
-//! then that one resigns.
+//! then the new leader resigns.
 //!
 //! The leader writes a journal, each entry in a fenced transaction. The journal shows that no two
 //! nodes led at the same time: its fencing tokens only rise.

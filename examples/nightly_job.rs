@@ -50,8 +50,8 @@ any_database! {
         })
     }
 
-    /// The next day: nobody keeps the name any more. `evict` is how an operator frees one, here to
-    /// save us the wait.
+    /// Lets a day pass, after which the name is free. The example evicts the holder, as an operator
+    /// does, to save the wait.
     async fn a_day_passes(pool: &Pool<Db>, locks: &Locks) -> Result<()> {
         if let Some(kept) = locks.inspect(JOB).await? {
             locks.evict(JOB, kept.token).await?;

@@ -53,7 +53,7 @@ struct Payment {
     cents: i64,
 }
 
-/// What was charged. No two charges have the same number.
+/// The receipt of a charge. No two charges have the same number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 struct Receipt {
     number: String,
@@ -82,7 +82,7 @@ enum PaymentError {
 impl IntoResponse for PaymentError {
     fn into_response(self) -> Response {
         let status = match self {
-            // It may have charged.
+            // The provider may have charged.
             Self::Provider(_) => StatusCode::REQUEST_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -98,7 +98,7 @@ fn customer(headers: &HeaderMap) -> Option<String> {
     Some(headers.get("x-customer")?.to_str().ok()?.to_owned())
 }
 
-/// At which charge the server is killed, and where.
+/// The charge and the point at which the server is killed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Death {
     BeforeCommit(usize),
@@ -126,14 +126,14 @@ any_database! {
     struct Till {
         pool: Pool<Db>,
         death: Option<Death>,
-        /// Where the provider listens.
+        /// The address of the provider.
         provider: String,
         charged: Arc<AtomicUsize>,
         committed: Arc<AtomicUsize>,
     }
 
     impl Till {
-        /// Does not prevent a second charge.
+        /// Writes a charge into the ledger, which does not prevent a second one.
         async fn charge(&self, conn: &mut Connection, receipt: &Receipt) -> Result<(), PaymentError> {
             QueryBuilder::<Db>::new("INSERT INTO sqlock_example_charge (receipt, customer, order_id, cents) ")
                 .push_values([receipt.clone()], |mut row, receipt| {
@@ -150,8 +150,8 @@ any_database! {
             Ok(())
         }
 
-        /// Charges at the provider, and writes that into the ledger: each once, whatever happens
-        /// between.
+        /// Charges at the provider and writes the charge into the ledger, each once, whatever
+        /// happens in between.
         async fn charge_at_provider(
             &self,
             attempt: &Attempt,
@@ -181,7 +181,7 @@ any_database! {
         }
     }
 
-    /// The claim on the key, the charge and the answer are committed together.
+    /// Charges once: the claim on the key, the charge and the answer are committed together.
     async fn pay(
         State(till): State<Till>,
         headers: HeaderMap,
@@ -313,7 +313,7 @@ struct Told {
     answers: Vec<Answer>,
 }
 
-/// The second click comes when the first one has been answered, or before.
+/// Clicks twice. The second click comes before or after the answer to the first.
 async fn double_click(shop: &Shop) -> Result<Told> {
     let payment = shop.payment("book", 1_999);
     let (first, second) = tokio::try_join!(shop.pays("alice", &payment), shop.pays("alice", &payment))?;
@@ -416,7 +416,8 @@ async fn charged_elsewhere(
     Ok(Told { what: "a provider: freeze, 408, restart", orders: 2, answers })
 }
 
-/// Stops a server. On SQLite it might keep everybody from writing: then it goes on for a moment.
+/// Stops a server. On SQLite the stopped server may block all writers: then it continues for a
+/// moment.
 async fn stop(server: &Conversation, locks: &Locks) -> Result<()> {
     loop {
         server.signal("STOP").await?;

@@ -24,7 +24,7 @@ const PARTS: i64 = 12;
 const USERS: i64 = 20;
 const SERVERS: i64 = 3;
 
-/// A part of what is left: chance decides, but each of the others is left a cent at least.
+/// Returns a random part of the rest, which leaves at least a cent for each other part.
 fn part_of(left: i64, parts: i64, chance: u64) -> i64 {
     if parts == 1 {
         return left;
@@ -34,7 +34,7 @@ fn part_of(left: i64, parts: i64, chance: u64) -> i64 {
 }
 
 any_database! {
-    /// What is left in the packet, and in how many parts.
+    /// Reads the rest of the packet, and its number of parts.
     async fn left(conn: &mut Connection, packet: i64) -> Result<(i64, i64), sqlx::Error> {
         QueryBuilder::<Db>::new("SELECT cents, parts FROM sqlock_example_packet WHERE id = ")
             .push_bind(packet)
@@ -94,8 +94,8 @@ any_database! {
         }
     }
 
-    /// How a transaction begins. What is read under a lock is to be what stands there now, on MySQL
-    /// and MariaDB too.
+    /// Returns the statement that begins a transaction. A read under a lock must return the latest
+    /// row, on MySQL and MariaDB too.
     fn begin() -> &'static str {
         match <Db as sqlx::Database>::NAME {
             "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
@@ -178,7 +178,8 @@ any_database! {
     }
 }
 
-/// Good enough for an example: each process has a seed of its own, and so has each hash.
+/// Returns a random number, good enough for an example: each process and each hash has its own
+/// seed.
 fn chance() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(())

@@ -1,4 +1,4 @@
-//! A payment service delivers events at least once: again when no answer came, and in no order. How
+//! A payment service delivers events at least once, again if no answer came, and in no order. How
 //! does each event take effect once, with several instances, one of which dies in the middle?
 //!
 //! The identifier of an event is the key of its effect, an entry in the ledger. `mallory` is killed
@@ -23,11 +23,11 @@ use sqlx::Transaction;
 
 const EVENTS: i64 = 40;
 
-/// The one that is killed, and at which of its deliveries.
+/// The instance that is killed, and at which of its deliveries.
 const UNLUCKY: &str = "mallory";
 const AT: usize = 7;
 
-/// An event as its sender knows it.
+/// An event of the sender.
 #[derive(Clone)]
 struct Event {
     id: String,
@@ -36,7 +36,7 @@ struct Event {
 }
 
 impl Event {
-    /// `run`: events of an earlier run of this example are others.
+    /// Returns an event. `run` distinguishes the events of this run from those of earlier runs.
     fn of(run: &str, number: i64) -> Self {
         Self { id: format!("evt_{run}_{number}"), number, cents: 100 + number * 17 % 90 }
     }
@@ -60,7 +60,7 @@ fn deliveries(instance: &str, run: &str) -> VecDeque<Event> {
 }
 
 any_database! {
-    /// Takes effect, without preventing duplicates.
+    /// Enters an event into the ledger, without preventing duplicates.
     async fn enter(conn: &mut Connection, event: &Event) -> Result<(), sqlx::Error> {
         QueryBuilder::<Db>::new("INSERT INTO sqlock_example_ledger (event, cents) ")
             .push_values([event], |mut row, event| {
@@ -72,7 +72,7 @@ any_database! {
         Ok(())
     }
 
-    /// Returns `None` if the event must be sent again.
+    /// Consumes an event. Returns `None` if the event must be sent again.
     async fn consume(pool: &Pool<Db>, events: &Idempotency, event: &Event, dies: bool) -> Result<Option<bool>> {
         let key = IdempotencyKey::global(&event.id);
         let body = Fingerprint::of([event.body()]);

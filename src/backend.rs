@@ -1,8 +1,8 @@
 //! The seam between the locks and the databases: what a database must be able to do.
 //!
 //! A [`Backend`] is a database. It opens [`Store`]s, each of which is one connection to the tables,
-//! and the connection of [`SessionLocks`]. Every request to a store may be repeated when its answer
-//! was lost.
+//! and the connection of [`SessionLocks`]. Every request to a store may be repeated after its
+//! answer was lost.
 
 pub(crate) mod admin;
 pub(crate) mod dialect;
@@ -47,7 +47,7 @@ pub(crate) trait Backend: Send + Sync {
         self.connect()
     }
 
-    /// Returns the clock that its clients keep their deadlines on.
+    /// Returns the clock on which its clients keep their deadlines.
     fn clock(&self) -> Clock {
         Clock::Host
     }

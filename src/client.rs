@@ -21,7 +21,7 @@ pub(crate) struct Settings {
     pub(crate) max_ttl: Duration,
     pub(crate) holder: Arc<str>,
     pub(crate) meter: Meter,
-    /// Whether every lease is granted at once, and none is lost.
+    /// Whether every lease is granted at once and no lease is lost.
     pub(crate) is_null: bool,
 }
 

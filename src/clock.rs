@@ -1,4 +1,4 @@
-//! The local clock that deadlines are kept on.
+//! The local clock on which deadlines are kept.
 //!
 //! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a
 //! laptop or a migrated virtual machine would wake up with a lease that ended hours ago.
@@ -14,8 +14,7 @@ impl Moment {
     #[cfg(unix)]
     pub(crate) fn now() -> Self {
         use rustix::time::{ClockId, clock_gettime};
-        // Elsewhere than on Linux, CLOCK_MONOTONIC is the one that counts suspend (macOS) or the
-        // best there is.
+        // On other systems, CLOCK_MONOTONIC counts suspend (macOS) or is the best available clock.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         const CLOCK: ClockId = ClockId::Boottime;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -59,10 +58,10 @@ impl Moment {
 /// The clock of a client.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Clock {
-    /// The one of the host that counts suspend.
+    /// The host's clock that counts suspend.
     #[default]
     Host,
-    /// The one of tokio, which a test may pause and advance, from this moment on.
+    /// tokio's clock, which a test may pause and advance, from this moment on.
     #[cfg(feature = "testing")]
     Tokio(tokio::time::Instant),
 }
@@ -77,14 +76,14 @@ impl Clock {
     }
 }
 
-/// What a clock of tokio shows at first. The engine may look back from there.
+/// The first moment of a tokio clock. The engine may subtract durations from it.
 #[cfg(feature = "testing")]
 const START: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How often a waiting task reads the clock: timers stand still while the machine sleeps.
 pub(crate) const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The longest duration that is counted: 100 years. Longer ones mean for ever.
+/// The longest counted duration: 100 years. Longer durations count as unlimited.
 pub(crate) const CENTURY: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
 impl std::ops::Add<Duration> for Moment {
@@ -102,7 +101,7 @@ pub(crate) fn margin(ttl: Duration) -> Duration {
     ttl / 100 + (ttl / 20).min(MARGIN)
 }
 
-/// The part of the margin that is for the scheduler.
+/// The part of the margin for the scheduler.
 pub(crate) const MARGIN: Duration = Duration::from_millis(10);
 
 /// Returns how long a holder may rely on a lease, from the moment before its request was sent.

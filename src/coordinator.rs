@@ -1,4 +1,4 @@
-//! Carries out what the engine decides: the only part that feeds it events and runs its actions.
+//! Passes events to the engine and carries out its actions; no other part does either.
 //!
 //! ```text
 //! Acquisition, HeldLease ──Event──▶ Engine ──Action──▶ Executor ──▶ database
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A lock around the engine is held for one event at a time, and never while anything is awaited or
-//! dropped. One task passes the time: it sleeps until the engine is due.
+//! dropped. One task sleeps until the engine is due and calls it then.
 
 mod acquisition;
 mod actions;
@@ -45,7 +45,7 @@ use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, Waitin
 pub(crate) struct Coordinator {
     executor: Executor,
     publisher: Arc<Publisher>,
-    /// The name of the client for people.
+    /// The client's description for people.
     holder: Arc<str>,
     meter: Meter,
     state: Mutex<State>,
@@ -56,7 +56,7 @@ pub(crate) struct Coordinator {
 }
 
 impl Coordinator {
-    /// Creates the coordinator of a new client, which `holder` names for people.
+    /// Creates the coordinator of a new client, which `holder` describes to people.
     pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>, meter: Meter) -> Arc<Self> {
         let random = || Uuid::new_v4().as_u128();
         // The ids of one client count up from the first.
@@ -128,7 +128,7 @@ impl Coordinator {
         self.begin(wish, None, |waiter, wish| Event::Acquire { waiter, wish })
     }
 
-    /// Begins to take over a lease that was exported.
+    /// Begins to take over an exported lease.
     pub(crate) fn resume(self: &Arc<Self>, wish: Wish, exported: Exported) -> Acquisition {
         let resume = |waiter, wish| Event::Resume { waiter, wish, exported };
         self.begin(wish, Some(exported), resume)
@@ -163,7 +163,8 @@ impl Coordinator {
         Acquisition::new(Arc::clone(self), waiter, span, answer)
     }
 
-    /// Notes that the application evicts the holder with this token, which may be of this client.
+    /// Notes that the application evicts the holder with this token, perhaps a holder of this
+    /// client.
     pub(crate) fn evict(self: &Arc<Self>, name: LockName, token: FencingToken) -> Eviction {
         self.state().evictions.push((name.clone(), token));
         Eviction { coordinator: Arc::clone(self), name, token }
@@ -174,7 +175,7 @@ impl Coordinator {
         self.feed(Event::Doubted { name });
     }
 
-    /// Refuses every waiter, and every request from now on. The future completes when nothing is
+    /// Refuses every waiter, and every request from now on. The future completes when no lease is
     /// held.
     pub(crate) fn drain(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
         let mut is_waiting = true;
@@ -238,7 +239,7 @@ impl Coordinator {
     }
 
     /// Ends every request and every wait for the end of a lease, because the runtime of the tasks
-    /// has ended: nothing is sent any more. Leases end with their TTL.
+    /// has ended and nothing can be sent. Leases end with their TTL.
     fn abandon(&self) {
         let mut state = self.state();
         (state.phase, state.is_abandoned) = (Phase::Closed, true);
@@ -250,7 +251,7 @@ impl Coordinator {
         );
         drop(state);
         self.drained.notify_waiters();
-        // Dropping what waits for an answer ends the wait.
+        // Dropping the reply channels ends the waits for answers.
         drop(ended);
         self.executor.abandon();
     }

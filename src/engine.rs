@@ -1,7 +1,7 @@
 //! The engine of one client: events in, actions out.
 //!
-//! It decides what every lease and every wait of the client needs next, and does no I/O: it reads
-//! no clock, owns no channel and no task. Its caller passes the time and what happened to
+//! The engine decides what every lease and every wait of the client needs next, and does no I/O: it
+//! reads no clock, owns no channel and no task. The caller passes the time and an event to
 //! [`Engine::handle`], carries out the [`Action`]s, and calls again no later than
 //! [`Engine::wakes_at`]. The connection state machine of quinn-proto is built alike.
 //!
@@ -11,12 +11,12 @@
 //!                               └────────┘
 //! ```
 //!
-//! Three rules make it safe, whatever the transport does:
+//! Three rules make the engine safe, whatever the transport does:
 //!
 //! - A holder relies on a lease no longer than its TTL, counted from before a request that the
 //!   store answered, less a margin.
-//! - What ended locally has ended: later answers do not bring it back. It is withdrawn until the
-//!   store has confirmed that.
+//! - A holding that ended locally stays ended: later answers do not bring it back. The engine
+//!   repeats its withdrawal until the store confirms it.
 //! - Every verdict follows from an answer of the store, never from how often a request was sent.
 
 mod action;
@@ -61,50 +61,51 @@ use crate::name::LockName;
 use crate::protocol::{ClientId, LeaseId, Request};
 use crate::token::FencingToken;
 
-/// The longest interval at which the first waiter polls the name, and that of the other waiters,
-/// without a notification.
+/// The longest intervals at which the first waiter and the other waiters poll the name without a
+/// notification.
 const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
-/// The shortest interval, for a client that is never notified.
+/// The shortest poll interval of a client that is never notified.
 const POLL_SOONEST: Duration = Duration::from_millis(5);
 
-/// The part of the time that such a client has waited for a name, after which it polls again: a
-/// grant is found late by that part at most.
+/// A client that is never notified polls again after this fraction of its wait so far: it finds a
+/// grant late by that fraction at most.
 const POLL_PART: u32 = 8;
 
-/// The pause between two polls after notifications without a name, for each name with entries: with
-/// 100 names, they are polled as often as without notifications.
+/// The pause between two polls after notifications without a name, for each name with entries: 100
+/// names are polled as often as without notifications.
 const POLL_EACH: Duration = Duration::from_millis(1);
 
-/// How often a release is repeated that the store leaves without effect.
+/// How often the engine repeats a release that has no effect in the store.
 pub(crate) const IGNORED: u32 = 16;
 
-/// When the TTL of a grant by another client is raised. A lease that is released earlier saves the
+/// When the TTL of a grant by another client is raised. A lease released earlier needs no such
 /// statement.
 const RAISE_AFTER: Duration = Duration::from_millis(200);
 
-/// How long the answer to a heartbeat may take at least, and at most.
+/// The lower and upper bound of the time that the answer to a heartbeat may take.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(100);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(4);
 
-/// When a look at a holding is repeated that was not answered.
+/// The pause before an unanswered look at a holding is repeated.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// When a statement is repeated that met a locked row.
+/// The pause before a statement that met a locked row is repeated.
 const WHILE_LOCKED: Duration = Duration::from_millis(50);
 
-/// How often a lease that is taken over is asked for again when the store does not know it.
+/// How often the request for an exported lease is repeated when the store does not know the lease.
 const UNKNOWN: u32 = 3;
 
-/// How far a store may lag behind the one that it replaces. What ended earlier has ended in both.
+/// How far a store may lag behind the store that it replaces. Acquisitions that ended earlier have
+/// ended in both.
 const LONGEST_LAG: Duration = Duration::from_secs(10);
 
-/// For how long it is noted at most that something has ended on a name.
+/// For how long at most the engine remembers that an acquisition ended on a name.
 const NOTED_FOR: Duration = Duration::from_secs(60);
 
-/// How often a name is read for a try while it is free and yet not granted: for half a second, which
-/// a commit of another client may take.
+/// How often a try reads a name that is free and yet not granted: for half a second, which a commit
+/// of another client may take.
 const TRIES: u32 = 7;
 
 /// A request on its way.
@@ -112,35 +113,35 @@ struct InFlight {
     name: LockName,
     step: Step,
     body: Request,
-    /// The epoch when it was sent.
+    /// The epoch when the request was sent.
     epoch: Epoch,
 }
 
 /// See the [module](self).
 pub(crate) struct Engine {
     heartbeat: Heartbeat,
-    /// The client in words.
+    /// The client's description for people.
     holder: Arc<str>,
     names: BTreeMap<LockName, Name>,
     waiters: HashMap<WaiterId, LockName>,
     leases: HashMap<LeaseKey, (LockName, LeaseId)>,
     in_flight: HashMap<RequestId, InFlight>,
-    /// When which name needs attention.
+    /// The moments at which names need attention.
     timers: BTreeSet<(Moment, LockName)>,
-    /// How many names need the heartbeat for which TTL at least.
+    /// How many names need the heartbeat, by the shortest TTL of each.
     ttls: BTreeMap<Duration, usize>,
     /// How many names need attention.
     unsettled: usize,
-    /// The names that have an entry that waits.
+    /// The names with a waiting entry.
     queued: BTreeSet<LockName>,
     /// When the entries of all names are polled, after a notification without a name.
     poll_all_at: Option<Moment>,
-    /// Until then they are not polled again.
+    /// The earliest moment of the next poll of all names.
     polled_all_until: Moment,
     wakes: HashMap<LockName, Moment>,
-    /// When the last acquisition of this client ended on each name that has nothing else to do.
+    /// When this client's last acquisition ended, for each name that has nothing else to do.
     ended: HashMap<LockName, Moment>,
-    /// When which waiter gives up. One that has left before is passed over.
+    /// The moments at which waiters give up. Waiters that have left are skipped.
     patience: BTreeSet<(Moment, WaiterId)>,
     next_id: LeaseId,
     next_request: u64,
@@ -149,8 +150,8 @@ pub(crate) struct Engine {
     closing_since: Option<Moment>,
     /// Why the last release failed while the client closed.
     unreleased: Option<Failure>,
-    /// From then on, entries of other clients that have expired are dead: the store has answered
-    /// this client promptly for long enough.
+    /// From this moment on, expired entries of other clients are dead: the store has answered this
+    /// client promptly for long enough.
     steady_at: Moment,
     actions: Vec<Action>,
 }
@@ -160,18 +161,18 @@ struct Granting {
     token: FencingToken,
     /// The grant was made after this moment.
     since: Moment,
-    /// How long it lasts from then on by itself.
+    /// How long the grant lasts from `since` without a heartbeat.
     lasts: Duration,
-    /// How long it lasts after a heartbeat.
+    /// How long the grant lasts after a heartbeat.
     ttl: Duration,
     epoch: Epoch,
     may_linger: bool,
 }
 
 impl Engine {
-    /// An engine for a client without a row, which `holder` names for people. `first_id` is random:
-    /// it begins the identities of all acquisitions. `can_notify`: a client whose heartbeat is
-    /// answered is notified of grants by other clients.
+    /// Creates the engine of a client without a row; `holder` describes the client to people.
+    /// `first_id` is random: the identities of all acquisitions start from it. `can_notify`: a
+    /// client whose heartbeat is answered is notified of grants by other clients.
     pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId, can_notify: bool) -> Self {
         Self {
             heartbeat: Heartbeat::new(client, can_notify),
@@ -199,7 +200,7 @@ impl Engine {
         }
     }
 
-    /// Takes in what has happened and returns what is to be done, in this order.
+    /// Handles an event and returns the actions to carry out, in order.
     pub(crate) fn handle(&mut self, now: Moment, event: Event) -> Vec<Action> {
         self.expire(now);
         match event {
@@ -238,7 +239,7 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
-    /// How many leases are in the hands of callers.
+    /// Returns the number of leases that callers hold.
     pub(crate) fn held(&self) -> usize {
         self.leases.len()
     }
@@ -252,7 +253,7 @@ impl Engine {
         !self.queued.is_empty()
     }
 
-    /// How the heartbeat is.
+    /// Returns the state of the heartbeat.
     pub(crate) fn pulse(&self, now: Moment) -> Pulse {
         match self.shortest() {
             Some(_) => self.heartbeat.pulse(now),
@@ -260,7 +261,7 @@ impl Engine {
         }
     }
 
-    /// Until when the holder of a lease may rely on it. `None`: it has ended.
+    /// Returns the moment until which the holder may rely on a lease. `None`: the lease has ended.
     pub(crate) fn deadline(&self, lease: LeaseKey) -> Option<Moment> {
         let (name, id) = self.leases.get(&lease)?;
         let holding = self.names.get(name)?.holdings.iter().find(|holding| holding.id() == *id)?;
@@ -272,32 +273,32 @@ impl Engine {
         Some(ends.map_or(deadline, |ends| ends.min(deadline)))
     }
 
-    /// How a waiter stands: the identity of its claim, and how many wait before it in this process.
+    /// Returns the identity of a waiter's claim, and how many waiters in this process are ahead of
+    /// it.
     pub(crate) fn position(&self, waiter: WaiterId) -> Option<(LeaseId, usize)> {
         let waiters = &self.names.get(self.waiters.get(&waiter)?)?.waiters;
         let ahead = waiters.iter().position(|other| other.id == waiter)?;
         Some((waiters[ahead].claim.id, ahead))
     }
 
-    /// Whether nothing is left but acquisitions that are withdrawn once more in case a request
-    /// takes effect late.
+    /// Whether the only work left is to repeat withdrawals in case a request takes effect late.
     pub(crate) fn is_settled(&self) -> bool {
         self.unsettled == 0
     }
 
-    /// Whether something is wanted or done about an acquisition that waits or holds like this.
+    /// Whether the engine has work for an acquisition in this state.
     #[cfg(test)]
     pub(crate) fn knows(&self, name: &LockName, id: LeaseId, state: crate::protocol::EntryState) -> bool {
         self.names.get(name).is_some_and(|name| name.knows(id, state))
     }
 
-    /// Whether nothing is held, wanted or on its way.
+    /// Whether the engine has no holding, no waiter and no request in flight.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.names.is_empty() && self.in_flight.is_empty() && self.waiters.is_empty() && self.leases.is_empty()
     }
 
-    /// Looks at the entries of a name, of which one may have been granted it.
+    /// Polls the entries of a name that may have been granted to one of them.
     fn notified(&mut self, now: Moment, name: &LockName) {
         if let Some(state) = self.names.get_mut(name) {
             state.is_notified = true;
@@ -305,8 +306,8 @@ impl Engine {
         self.advance(now, name);
     }
 
-    /// Sets when the entries of a name are polled, of which the first waits behind so many others.
-    /// `remaining`: the holder expires then.
+    /// Sets when the entries of a name are polled. The first of them waits behind `ahead` others;
+    /// the holder expires after `remaining`.
     fn poll_later(&mut self, now: Moment, name: &LockName, ahead: u32, remaining: Option<Duration>) {
         let can_notify = self.heartbeat.can_notify();
         let Some(state) = self.names.get_mut(name) else {
@@ -321,7 +322,7 @@ impl Engine {
         state.poll_at = Some(now + remaining.map_or(pause, |remaining| remaining.min(pause)));
     }
 
-    /// Polls the entries of every name, if that is due.
+    /// Polls the entries of every name if a poll is due.
     fn poll_all(&mut self, now: Moment) {
         if self.poll_all_at.is_none_or(|at| at > now) {
             return;
@@ -332,10 +333,11 @@ impl Engine {
         names.iter().for_each(|name| self.notified(now, name));
     }
 
-    /// Gives a lease back. `keeps`: its name stays taken for as long as was asked for.
+    /// Releases a lease. `keeps`: the name stays taken until the requested minimum hold time is
+    /// over.
     fn release(&mut self, now: Moment, lease: LeaseKey, keeps: bool) {
         let Some((name, id)) = self.leases.remove(&lease) else {
-            // It was lost just before, and its holder may wait for a verdict.
+            // The lease was lost just before, and its holder may wait for a verdict.
             let verdict = Verdict::Lost(LossCause::Expired);
             return self.actions.push(Action::Released { lease, verdict });
         };
@@ -402,7 +404,7 @@ impl Engine {
 
     // ---- statements
 
-    /// Sends the statements about a name that are due: one that changes it, and looks.
+    /// Sends the due statements about a name: one that changes the name, and looks.
     fn advance(&mut self, now: Moment, name: &LockName) {
         let (epoch, is_steady) = (self.heartbeat.epoch(), self.is_steady(now));
         let next = |state: &mut Name| state.next(name, now, epoch, is_steady);

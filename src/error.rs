@@ -29,7 +29,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Contention is not an error: [`try_acquire`](crate::LeaseRequest::try_acquire) returns
 /// `Ok(None)`. No message contains a credential.
 ///
-/// A message does not repeat that of its [source](std::error::Error::source): print both, as
+/// A message does not repeat the message of its [source](std::error::Error::source): print both, as
 /// `anyhow` does with `{:#}`, or with [`report`](Self::report).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -38,7 +38,7 @@ pub enum Error {
     /// the name.
     #[error("timed out after {:?} waiting for \"{name}\"", rounded(*.waited))]
     Timeout {
-        /// The name that was waited for.
+        /// The requested name.
         name: LockName,
         /// How long the call waited.
         waited: Duration,
@@ -76,13 +76,13 @@ pub enum Error {
         source: Option<sqlx::Error>,
     },
 
-    /// The database refuses this client, or cannot be used, for as long as nobody changes the URL,
-    /// the rights of the user, or the set-up of the server.
+    /// The database refuses this client, or cannot be used, until an operator changes the URL, the
+    /// rights of the user, or the set-up of the server.
     #[error("cannot {attempted}: {cause}")]
     Access {
         /// The operation that failed.
         attempted: &'static str,
-        /// Which of these it is.
+        /// The kind of refusal.
         cause: AccessError,
         /// The error of the driver.
         source: sqlx::Error,
@@ -108,7 +108,8 @@ pub enum Error {
 
     /// The connection was lost during the commit of a [`Retry`](crate::retry::Retry) or of an
     /// [`Idempotency::run`](crate::idempotency::Idempotency::run), or, on MySQL, a statement of the
-    /// closure had ended the transaction. It may have taken effect: read before running it again.
+    /// closure had ended the transaction. The transaction may have taken effect: read the data
+    /// before running it again.
     #[error("it is not known whether the transaction was committed")]
     CommitUnknown {
         /// The error of the driver.
@@ -118,9 +119,9 @@ pub enum Error {
     /// The tables do not exist in the database, or not in the schema that the connection sees.
     ///
     /// The client opens connections of its own with the connect options of the pool. Hooks of the
-    /// pool do not run on them: a `search_path` (PostgreSQL) that `after_connect` sets is not theirs.
-    /// Put it into the options, as `PgConnectOptions::options([("search_path", "app")])` or as
-    /// `?options=-csearch_path%3Dapp` in the URL.
+    /// pool do not run on them: a `search_path` (PostgreSQL) that `after_connect` sets does not
+    /// apply to them. Put it into the options, as `PgConnectOptions::options([("search_path",
+    /// "app")])` or as `?options=-csearch_path%3Dapp` in the URL.
     #[error(
         "the sqlock tables are missing: call Locks::migrate() once, with the right to create tables \
          (a search_path belongs into the connect options: after_connect does not run on these connections)"
@@ -147,7 +148,7 @@ pub enum Error {
         supported: i64,
     },
 
-    /// The database refused a statement for a reason that another attempt would not cure.
+    /// The database refused a statement for a reason that persists in further attempts.
     #[error("the database refused the attempt to {attempted}")]
     Database {
         /// The operation that failed.
@@ -164,7 +165,7 @@ pub enum Error {
     /// The text is not a valid [`LockName`].
     #[error("invalid lock name {name:?}: {reason}")]
     InvalidName {
-        /// The beginning of the text that was given.
+        /// The beginning of the given text.
         name: String,
         /// What is wrong.
         reason: &'static str,
@@ -193,9 +194,9 @@ pub enum Error {
     /// A duration is out of range. No value is clamped silently.
     #[error("{what} of {given:?} is out of range: it must be between {min:?} and {max:?}")]
     OutOfRange {
-        /// Which duration.
+        /// The kind of duration.
         what: &'static str,
-        /// The given text.
+        /// The given duration.
         given: Duration,
         /// The shortest allowed duration.
         min: Duration,
@@ -208,16 +209,16 @@ pub enum Error {
     Permits {
         /// The name of the semaphore.
         name: LockName,
-        /// How many were requested.
+        /// The number of requested permits.
         asked: u32,
-        /// How many there are.
+        /// The number of permits of the semaphore.
         permits: u32,
     },
 
     /// The number of names is zero, or too great.
     #[error("cannot take {given} names together: the number must be between 1 and {most}")]
     Names {
-        /// How many different names were given.
+        /// The number of different names in the request.
         given: usize,
         /// The greatest allowed number.
         most: usize,
@@ -276,18 +277,18 @@ pub enum Error {
         table: String,
         /// The expected version; `None`: the row was expected not to exist.
         expected: Option<i64>,
-        /// The version in the database; `None`: there is no such row.
+        /// The version in the database; `None`: the row does not exist.
         found: Option<i64>,
-        /// The cause, which an application's own transparent error shows as its source.
+        /// The cause, which a transparent error of an application shows as its source.
         #[source]
         cause: Overtaken,
     },
 
-    /// A key, principal, namespace or step name is invalid: it is empty or contains a NUL character.
-    /// Or a namespace or step name is longer than 255 bytes.
+    /// A key, principal, namespace or step name is empty or contains a NUL character, or a
+    /// namespace or step name is longer than 255 bytes.
     #[error("invalid {what}: {reason}")]
     InvalidKey {
-        /// Which kind of text. (The text itself may be a secret.)
+        /// The kind of text. (The text itself may be a secret.)
         what: &'static str,
         /// What is wrong.
         reason: &'static str,
@@ -296,7 +297,7 @@ pub enum Error {
     /// A request or a result is not JSON, or a stored result is not of the requested type.
     #[error("cannot read or write {what} as JSON")]
     Json {
-        /// What was read or written.
+        /// The value that was read or written.
         what: &'static str,
         /// The error of serde_json.
         source: serde_json::Error,
@@ -322,14 +323,14 @@ pub enum Error {
         limit: usize,
     },
 
-    /// A stored result, the result of a step or a stored request cannot be
-    /// [sealed or opened](crate::idempotency::Idempotency::seal). What cannot be opened stays, and
-    /// the request is not run again.
+    /// A stored result, the result of a step or a stored request cannot be [sealed or
+    /// opened](crate::idempotency::Idempotency::seal). Content that cannot be opened stays, and the
+    /// request is not run again.
     #[error("cannot {attempted} {what}")]
     Sealed {
         /// `seal` or `open`.
         attempted: &'static str,
-        /// What is stored.
+        /// The stored content.
         what: &'static str,
         /// The error of the caller's function.
         source: Box<dyn std::error::Error + Send + Sync>,

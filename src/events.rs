@@ -36,15 +36,15 @@ const CAPACITY: usize = 1024;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A request waits, because another holds the name or waits for it. It comes at most once for
-    /// each request, and never for [`try_acquire`](crate::LeaseRequest::try_acquire).
+    /// A request waits behind another holder or waiter. The event comes at most once for each
+    /// request, and never for [`try_acquire`](crate::LeaseRequest::try_acquire).
     Waiting {
         /// The requested name.
         name: LockName,
     },
     /// A lease was acquired.
     Acquired {
-        /// The name that is held.
+        /// The held name.
         name: LockName,
         /// The token of the lease.
         token: FencingToken,
@@ -55,7 +55,7 @@ pub enum Event {
     Refused {
         /// The requested name.
         name: LockName,
-        /// Why it ended.
+        /// Why the request ended.
         reason: RefusalReason,
         /// The time since the request.
         waited: Duration,
@@ -64,7 +64,7 @@ pub enum Event {
     /// its TTL. The name may be granted to a waiter of another client. Expired shared leases and
     /// permits cause no event.
     TakenOver {
-        /// The name that changed hands.
+        /// The name that was taken over.
         name: LockName,
     },
     /// A lease was released and had been held to the end.
@@ -106,23 +106,23 @@ pub enum Event {
         /// The time since it was acquired.
         held: Duration,
     },
-    /// A heartbeat has been unanswered for a second. It comes once for each such heartbeat.
+    /// A heartbeat has been unanswered for a second. The event comes once for each such heartbeat.
     HeartbeatLate {
         /// The time since the heartbeat was sent.
         unanswered_for: Duration,
     },
-    /// A heartbeat failed, after it was repeated for some seconds. The next one follows at once.
+    /// A heartbeat failed after some seconds of attempts. The next heartbeat follows at once.
     HeartbeatFailed {
         /// The error.
         reason: String,
     },
-    /// A heartbeat was answered, after one was late or had failed.
+    /// A heartbeat was answered, after an earlier one was late or had failed.
     HeartbeatRestored,
-    /// A connection was opened in the place of one that was lost.
+    /// A connection was opened to replace a lost one.
     Reconnected,
-    /// The reader was too slow: so many events were dropped before the next one.
+    /// The reader was too slow, and events were dropped before the next one.
     Missed {
-        /// How many events were dropped.
+        /// The number of dropped events.
         count: u64,
     },
 }
@@ -131,9 +131,9 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// Another holds the name or waits for it, and the request did not wait.
+    /// Another caller holds the name or waits for it, and the request did not wait.
     Held,
-    /// The request waited for as long as it was allowed to.
+    /// The request reached the limit of its wait.
     TimedOut,
     /// The caller dropped the request.
     Cancelled,
@@ -165,10 +165,10 @@ impl fmt::Display for RefusalReason {
     }
 }
 
-/// The events of a client from now on. Made with [`Locks::events`](crate::Locks::events).
+/// A stream of the events of a client. Made with [`Locks::events`](crate::Locks::events).
 ///
-/// A reader never delays the client: one that is more than 1024 events behind misses the oldest,
-/// and receives their number as [`Event::Missed`]. It does not keep the client alive.
+/// A reader never delays the client: a reader that is more than 1024 events behind misses the
+/// oldest, and receives their number as [`Event::Missed`]. A stream does not keep the client alive.
 #[derive(Debug)]
 pub struct Events {
     receiver: broadcast::Receiver<Event>,
@@ -190,7 +190,7 @@ impl Events {
     }
 }
 
-/// Passes events to all readers. Costs next to nothing as long as there are none.
+/// Passes events to all readers. Costs next to nothing without readers.
 #[derive(Default)]
 pub(crate) struct Publisher {
     channel: Mutex<Channel>,
@@ -198,7 +198,7 @@ pub(crate) struct Publisher {
 
 #[derive(Default)]
 enum Channel {
-    /// There was no reader yet.
+    /// There has been no reader yet.
     #[default]
     Unused,
     Open(broadcast::Sender<Event>),
@@ -222,12 +222,12 @@ impl Publisher {
 
     pub(crate) fn publish(&self, event: &Event) {
         if let Channel::Open(sender) = &*self.channel() {
-            // An error says that there is no reader at present.
+            // An error means that there is no reader at present.
             let _ = sender.send(event.clone());
         }
     }
 
-    /// Ends the stream of every reader, after what was published.
+    /// Ends the stream of every reader after the published events.
     pub(crate) fn close(&self) {
         *self.channel() = Channel::Closed;
     }

@@ -38,8 +38,8 @@ use crate::protocol::Batch;
 use worker::{NotificationSink, Pending, Task, Worker};
 
 /// How long an answer may take. An operation waits for a locked row for one second at most (on
-/// SQLite two; on PostgreSQL behind a pooler without a limit), so else only a frozen server or a
-/// broken network takes longer.
+/// SQLite two; on PostgreSQL behind a pooler without a limit), so otherwise only a frozen server or
+/// a broken network takes longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 /// The answer to an operation.
@@ -84,10 +84,10 @@ struct Queue {
     suspicion: watch::Sender<Suspicion>,
 }
 
-/// A reason to believe that connections are dead: one to the same server was.
+/// The suspicion that connections are dead, after another connection to the same server died.
 #[derive(Clone, Copy, Default)]
 struct Suspicion {
-    /// How long that connection was without an answer.
+    /// How long the dead connection was without an answer.
     patience: Duration,
 }
 
@@ -104,15 +104,16 @@ struct QueueState {
     /// The number of workers with a connection.
     open: usize,
     is_closed: bool,
-    /// Tasks submitted after the close, while another one is being dropped.
+    /// Tasks submitted after the close, while another task is being dropped.
     refused: Option<VecDeque<Box<dyn Pending>>>,
-    /// Why a connection could not be opened or was lost, if nothing was answered since.
+    /// Why a connection could not be opened or was lost, unless a request was answered since.
     failure: Option<String>,
 }
 
 impl Executor {
     /// Creates an executor, which opens connections when they are first needed: `connections` of
-    /// them beside the one for heartbeats. `publisher` receives an event for each reconnection.
+    /// them in addition to the one for heartbeats. `publisher` receives an event for each
+    /// reconnection.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
         let is_waiting = watch::Sender::new(false);
@@ -138,8 +139,8 @@ impl Executor {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), false);
     }
 
-    /// Sends an operation before those that wait for a connection, and passes its answer to
-    /// `reply`. Without an answer in time, it is sent again on another connection.
+    /// Sends an operation before the queued operations, and passes its answer to `reply`. An
+    /// operation without an answer in time is sent again on another connection.
     pub(crate) fn submit_urgent<O: Operation>(
         &self,
         operation: O,
@@ -185,7 +186,7 @@ impl Executor {
         self.backend.can_notify()
     }
 
-    /// Returns why the database is unavailable, if nothing was answered since.
+    /// Returns why the database is unavailable, unless a request was answered since.
     pub(crate) fn failure(&self) -> Option<String> {
         self.work.state().failure.clone()
     }
@@ -273,9 +274,8 @@ impl Queue {
         self.wake(&state);
     }
 
-    /// Drops a task, which answers [`Error::Closed`]. The answer may submit the next task, and that
-    /// one's answer another: they are dropped one after another, since the stack would not hold
-    /// thousands of them.
+    /// Drops a task, which answers [`Error::Closed`]. Each answer may submit another task: a loop
+    /// drops these tasks, because thousands of nested drops would overflow the stack.
     fn refuse(&self, mut task: Box<dyn Pending>) {
         match &mut self.state().refused {
             Some(refused) => return refused.push_back(task),
@@ -308,7 +308,7 @@ impl Queue {
         self.wake(&state);
     }
 
-    /// Takes the tasks that are ready and can be sent together with this one, `most` with it.
+    /// Takes the ready tasks that can be sent together with this task, at most `most` including it.
     fn gather(&self, task: Box<dyn Pending>, most: usize) -> Gathered {
         let mut state = self.state();
         let mut batch = None;
@@ -329,7 +329,7 @@ impl Queue {
         }
     }
 
-    /// Wakes a worker: one without a connection only if all connected ones are busy.
+    /// Wakes a worker. Wakes a worker without a connection only if all connected workers are busy.
     fn wake(&self, state: &QueueState) {
         if state.idle > 0 { self.changed.notify_one() } else { self.spare.notify_one() }
     }

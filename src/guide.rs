@@ -1,13 +1,13 @@
 //! A comparison of leases, row locks, versions, session locks and idempotency: what each protects
 //! and costs, and all of them in one program.
 //!
-//! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] says what
-//! happens when a server is lost, and which cluster to choose; [`limits`] what is not promised;
-//! [`costs`] how many statements each call sends; [`comparison`] how other systems differ.
-//! [`observability`] lists what an operator sees, [`runbook`] what to do when an alert fires,
-//! [`security`] rights, TLS and what a hostile user can do, and the chapter `testing` (with that
-//! feature) how to test an application that locks. [`migrating`] moves other locks over,
-//! [`recipes`] has set-ups for frameworks, and [`faq`] answers questions.
+//! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] describes the
+//! loss of a server and the choice of a cluster; [`limits`] lists what is not promised; [`costs`]
+//! counts the statements of each call; [`comparison`] compares other systems. [`observability`]
+//! lists what an operator sees, [`runbook`] the steps after an alert, [`security`] rights, TLS and
+//! what a hostile user can do; the chapter `testing` (with that feature) shows how to test an
+//! application that locks. [`migrating`] replaces other locks, [`recipes`] has set-ups for
+//! frameworks, and [`faq`] answers questions.
 //!
 //! # How a lease lives
 //!
@@ -16,7 +16,8 @@
 //!
 #![doc = include_str!("guide/pictures/lease.svg")]
 //!
-//! A release names the next holder in the same statement. The others keep waiting.
+//! A release grants the name to the next holder in the same statement. The other waiters keep
+//! waiting.
 //!
 #![doc = include_str!("guide/pictures/handover.svg")]
 //!
@@ -45,10 +46,10 @@
 //! | idempotency | 2 in its transaction; MySQL and MariaDB 1 more of the client | the transaction's | a duplicate receives "in progress", or waits without a connection | rolled back, and the key is free |
 //! | session lock | 1 to acquire, 1 to release, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |
 //!
-//! Every waiter of a row lock has a connection, so a thousand waiters have a thousand. A thousand
-//! waiters for a lease have two for each process. SQLite has one write lock for everything: a row
-//! lock is that lock, and a transaction that holds it keeps leases in the same file from being
-//! renewed, so keep it shorter than the TTL.
+//! Every waiter of a row lock has a connection, so a thousand waiters have a thousand connections.
+//! A thousand waiters for a lease have two connections for each process. SQLite has one write lock
+//! for everything: a row lock is that lock, and a transaction that holds it keeps leases in the
+//! same file from being renewed, so keep it shorter than the TTL.
 //!
 //! # All of them in one program
 //!
@@ -131,8 +132,8 @@
 //! # What goes wrong without them
 //!
 //! - *Read, then write* loses updates: two read 7, both write 8. Lock the row before reading it, or
-//!   write by the version that was read. The example `flash_sale` oversells that way, and in four
-//!   other ways does not.
+//!   write by the version that was read. The example `flash_sale` oversells this way, and does not
+//!   in four other ways.
 //! - *Lock rows in any order* deadlocks: two transfers in opposite directions. [`Locks::rows_of`]
 //!   has one order for all. The example `bank_transfer` counts the deadlocks.
 //! - *Lock by a column without a unique index*: InnoDB locks every row it examines.

@@ -18,25 +18,26 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Health {
-    /// How many leases this client holds: shared leases and permits as well, session locks and row
-    /// locks not.
+    /// The number of leases that this client holds, including shared leases and permits, without
+    /// session locks and row locks.
     pub held: usize,
-    /// How many requests for leases are under way.
+    /// The number of requests for leases in progress.
     pub waiting: usize,
-    /// How many connections for leases are open. [Session locks](crate::Locks::session) have one
+    /// The number of open connections for leases. [Session locks](crate::Locks::session) have one
     /// more.
     pub connections: usize,
     /// Whether the database answers heartbeats.
     pub heartbeat: Heartbeat,
-    /// How long ago the last heartbeat was sent that was answered. `None`: there was none. A client
-    /// that holds nothing and waits for nothing sends none, so this grows while it is idle.
+    /// How long ago the last answered heartbeat was sent. `None`: no heartbeat was answered yet. A
+    /// client without leases and waits sends no heartbeats, so this value grows while the client is
+    /// idle.
     #[serde(serialize_with = "serialize_seconds")]
     pub last_heartbeat: Option<Duration>,
     /// How long the answer to that heartbeat took.
     #[serde(serialize_with = "serialize_seconds")]
     pub round_trip: Option<Duration>,
-    /// Why the last attempt to reach the database failed, until one succeeds. An idle client makes
-    /// no attempts.
+    /// Why the last attempt to reach the database failed, until an attempt succeeds. An idle client
+    /// makes no attempts.
     pub unavailable: Option<String>,
 }
 
@@ -45,12 +46,12 @@ pub struct Health {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Heartbeat {
-    /// Nothing is held or waited for, so none is sent.
+    /// The client holds no lease and waits for none, so it sends no heartbeats.
     Idle,
-    /// The latest heartbeat was answered, or has been on its way for less than a second.
+    /// The latest heartbeat was answered, or has been in flight for less than a second.
     Answered,
-    /// The latest heartbeat failed, or has been unanswered for a second. Leases are lost when that lasts
-    /// until their TTL has passed.
+    /// The latest heartbeat failed, or has been unanswered for a second. A lease is lost if no
+    /// heartbeat is answered until its TTL has passed.
     Late,
 }
 
@@ -60,8 +61,8 @@ fn serialize_seconds<S: Serializer>(duration: &Option<Duration>, to: S) -> Resul
 }
 
 impl Health {
-    /// Returns whether nothing is wrong that concerns a lease: the heartbeat is not
-    /// [late](Heartbeat::Late). `true` for an idle client, which knows nothing of the database.
+    /// Returns whether no lease is at risk: the heartbeat is not [late](Heartbeat::Late). `true`
+    /// for an idle client, which knows nothing about the database.
     pub fn is_ok(&self) -> bool {
         self.heartbeat != Heartbeat::Late
     }

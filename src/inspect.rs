@@ -9,7 +9,7 @@
 //! # }
 //! ```
 //!
-//! They serialize to the objects that the command prints with `--json`.
+//! The types serialize to the objects that the command prints with `--json`.
 
 use std::time::Duration;
 
@@ -25,13 +25,13 @@ use crate::owner::Owner;
 use crate::protocol;
 use crate::token::FencingToken;
 
-/// How a name is held or requested.
+/// The mode in which a name is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// By one owner.
+    /// Held by one owner.
     Exclusive,
-    /// Together with other shared leases.
+    /// Held together with other shared leases.
     Shared,
     /// A number of permits of a [semaphore](crate::Semaphore).
     Permits(u32),
@@ -66,7 +66,7 @@ impl Mode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LeaseInfo {
-    /// The name that is held.
+    /// The held name.
     pub name: LockName,
     /// How the name is held. A name that is not held exclusively may have several holders.
     #[serde(flatten)]
@@ -76,8 +76,8 @@ pub struct LeaseInfo {
     /// The owner. `None` while the name stays taken after the release of a lease with
     /// [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     pub owner: Option<Owner>,
-    /// How many clients hold the name for the owner. Within one client an owner re-enters without
-    /// the database.
+    /// The number of clients that hold the name for the owner. Within one client an owner re-enters
+    /// without the database.
     #[serde(skip)]
     pub holds: usize,
     /// The fencing token, which [`Locks::evict`](crate::Locks::evict) takes.
@@ -92,15 +92,15 @@ pub struct LeaseInfo {
     /// When the lease expires unless it is renewed, by the database's clock.
     #[serde(with = "crate::rfc3339")]
     pub expires_at: DateTime<Utc>,
-    /// The time until then, by the same clock.
+    /// The time until `expires_at`, by the same clock.
     #[serde(skip)]
     pub remaining: Duration,
     /// The age of the latest heartbeat of the client that keeps the lease, by the database's clock.
     /// `None`: no client renews the lease.
     #[serde(skip)]
     pub heartbeat_age: Option<Duration>,
-    /// How many of the waiters that [`Locks::waiters`](crate::Locks::waiters) returns wait for the
-    /// name.
+    /// The number of waiters for the name, as [`Locks::waiters`](crate::Locks::waiters) returns
+    /// them.
     pub waiters: u64,
 }
 
@@ -170,7 +170,7 @@ impl WaiterInfo {
 pub struct Waiting {
     /// How many waiters are ahead.
     pub ahead: usize,
-    /// The holder of the name; of several, the first. `None`: the name is being handed over.
+    /// The holder of the name, or the first of several. `None`: the name is being handed over.
     pub holder: Option<LeaseInfo>,
     /// How long the call has waited.
     pub waited: Duration,

@@ -2,8 +2,9 @@
 //! it is released.
 //!
 //! This module has the types around a [`Lease`](crate::Lease): [`LeaseOptions`] are the options of
-//! each kind of request, [`LeaseAllRequest`] requests several leases at once, [`ExportedLease`] hands one to another process, and [`FenceError`] says why a
-//! transaction cannot be fenced. Which one when: [the table of calls](crate#which-call).
+//! each kind of request, [`LeaseAllRequest`] requests several leases at once, [`ExportedLease`]
+//! hands a lease to another process, and [`FenceError`] says why a transaction cannot be fenced.
+//! Which one when: [the table of calls](crate#which-call).
 
 pub(crate) mod all;
 mod convert;

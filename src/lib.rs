@@ -64,13 +64,13 @@
 //! | survive the loss of a server, on a majority of independent ones | [`Quorum`] |
 //! | shut down in order | [`Locks::drain`] lets what is held finish, [`Locks::shutdown`] does not wait |
 //!
-//! The [`guide`] compares them, lists what each costs, and uses them together.
+//! The [`guide`] compares the calls, lists their costs, and uses them together.
 //!
 //! # What is promised
 //!
 //! Mutual exclusion is decided by the database's clock alone. The holder knows first:
 //! [`Lease::is_held`] turns false, and [`Lease::lost`] completes, before the database could grant
-//! the name to another, also after the process was stopped or the machine slept. [Fencing
+//! the name to another owner, even after the process was stopped or the machine slept. [Fencing
 //! tokens](FencingToken) only rise. Waiters are served in the order of their arrival, from every
 //! task, process and host. Every future may be dropped at any await point; nothing is left behind.
 //! However many leases are held or waited for, a client opens at most three connections, one of
@@ -78,8 +78,8 @@
 //! locks](session::SessionLock)).
 //!
 //! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout
-//! ([`Error::Timeout`]) and a refusal (`Ok(None)`) are four different answers. So is
-//! [`Error::Access`]: a database that refuses this user, or is not set up, until an operator acts.
+//! ([`Error::Timeout`]), a refusal (`Ok(None)`) and a database that refuses this user or is not set
+//! up until an operator acts ([`Error::Access`]) are five different answers.
 //!
 //! [`guide::limits`] lists what is not promised: pauses longer than the TTL without a fence, effects
 //! elsewhere, asynchronous replicas, jumps of the database host's clock.
@@ -93,14 +93,15 @@
 //! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and
 //! extractors for axum.
 //!
-//! `metrics` counts and measures with the facade of that name: [`guide::observability`] lists what.
+//! `metrics` counts and measures with the facade of that name: [`guide::observability`] lists the
+//! metrics.
 //!
 //! `testing` adds `testing::Memory`: locks without a database, in virtual time, for the tests of
 //! applications.
 //!
 //! `cli` builds the command `sqlock`, which holds a lease around any command (`sqlock run migrate
-//! -- sqlx migrate run`), for the databases whose features are enabled beside it; it brings TLS
-//! along.
+//! -- sqlx migrate run`), for the databases whose features are also enabled. The command includes
+//! TLS.
 //!
 //! # How it is built
 //!
@@ -112,19 +113,19 @@
 //! ```
 //!
 //! `protocol` is the requests about leases and their responses. `engine` is the state machine of
-//! one client: what each lease and each waiter needs next. `coordinator` feeds it and carries out
-//! its actions; `executor` sends them on a few connections, one of which is for heartbeats alone.
-//! `lease` has what users hold: the request, the handle, and several leases, permits and the
-//! leadership as forms of it. Under `backend`, each database has the same files: `acquire`,
-//! `change`, `release`, `queue`, `transition`, `heartbeat`, `batch`, `fence`, `rows`, `session`,
-//! `admin`, `records`. `backend/memory` is a model of them: tests compare the databases with it,
-//! and run whole clients on it in `simulation`.
+//! one client: what each lease and each waiter needs next. `coordinator` feeds the engine and
+//! carries out its actions; `executor` sends its requests on a few connections, one of which is for
+//! heartbeats alone. `lease` has the types that users hold: the request, the handle, and its forms:
+//! several leases, permits and the leadership. Under `backend`, each database has the same files:
+//! `acquire`, `change`, `release`, `queue`, `transition`, `heartbeat`, `batch`, `fence`, `rows`,
+//! `session`, `admin`, `records`. `backend/memory` is a model of the databases: tests compare the
+//! databases with the model, and run whole clients on it in `simulation`.
 //!
-//! `transaction` has what works in the caller's own transactions: row locks, versions and their
-//! retry. `session` has the task that owns the connection of session locks. `quorum/round` asks a
-//! majority of databases, and `quorum/majority` counts their leases. `idempotency` has one file per
-//! mode, and its statements are in `backend/records`. The command is `bin/sqlock`, one file per
-//! subcommand.
+//! `transaction` has the features inside the caller's own transactions: row locks, versions and
+//! their retry. `session` has the task that owns the connection of session locks. `quorum/round`
+//! asks a majority of databases, and `quorum/majority` counts their leases. `idempotency` has one
+//! file per mode, and its statements are in `backend/records`. The command is `bin/sqlock`, one
+//! file per subcommand.
 //!
 //! [`Idempotency::run`]: idempotency::Idempotency::run
 //! [`Idempotency::run_leased`]: idempotency::Idempotency::run_leased
@@ -133,7 +134,7 @@
 //! [`Versioned`]: version::Versioned
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without a database nothing can be constructed, and much is unused.
+// Without a database feature no client can be constructed, and much code is unused.
 #![cfg_attr(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")), allow(dead_code, unused))]
 
 // Layers, the highest first. A file imports layers below its own, and none above; files in one line

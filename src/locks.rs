@@ -28,17 +28,17 @@ pub use builder::LocksBuilder;
 
 /// A client for locks in one database. Cloning is cheap; clones share connections and queues.
 ///
-/// It is made from the application's sqlx pool and opens at most three connections of its own with
-/// that pool's connect options, when they are first needed, however many leases are held or waited
-/// for: one for heartbeats alone, and two for everything else (SQLite: one). All [session
-/// locks](Self::session) live on one more connection, while there are any. Hooks of the pool, such
-/// as `after_connect`, do not run on these connections: put required settings, such as a
-/// `search_path`, into the connect options. A SQLite database in memory exists in the pool's own
-/// connections only, so the client borrows one for each statement.
+/// A client is made from the application's sqlx pool. It opens at most three connections of its own
+/// with that pool's connect options, when they are first needed, however many leases it holds or
+/// waits for: one for heartbeats alone, and two for everything else (SQLite: one). All [session
+/// locks](Self::session) live on one more connection, which is open only while there are any. Hooks
+/// of the pool, such as `after_connect`, do not run on these connections: put required settings,
+/// such as a `search_path`, into the connect options. A SQLite database in memory exists in the
+/// pool's own connections only, so the client borrows one for each statement.
 ///
 /// Like a pool, a client belongs to the tokio runtime on which it is first used; after the end of
-/// that runtime, calls fail with [`Error::Closed`](crate::Error::Closed). Outside of a runtime its
-/// methods panic, as tokio's do.
+/// that runtime, calls fail with [`Error::Closed`](crate::Error::Closed). Outside of a runtime, its
+/// methods panic like tokio's.
 ///
 /// ```
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -63,18 +63,18 @@ impl Locks {
         Self::builder(pool).build()
     }
 
-    /// Returns the builder of a client, for options beyond [`new`](Self::new).
+    /// Returns the builder of a client, to set options.
     pub fn builder(pool: impl DatabasePool) -> LocksBuilder {
         LocksBuilder::on(pool)
     }
 
     /// Connects to the database of a URL, or to the first writable one of several URLs, which are
     /// separated by commas: a primary and its standbys, or the nodes of a cluster. `postgres://…`
-    /// or `mysql://…` (also `mariadb://…`), all of one kind; `sqlite:…`, a single one. When this
-    /// returns, a server has been reached.
+    /// or `mysql://…` (also `mariadb://…`), all of one kind; `sqlite:…`, a single one. The returned
+    /// client has reached a server.
     ///
     /// When the server is lost, or becomes a replica, the client tries the others, beginning with
-    /// the one that was written last. The [guide](crate::guide::cluster) describes a failover.
+    /// the last one that accepted writes. The [guide](crate::guide::cluster) describes a failover.
     /// Percent-encode a comma in a password that looks like the beginning of the next URL.
     ///
     /// ```no_run
@@ -86,10 +86,11 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidUrl`](crate::Error::InvalidUrl), [`Error::Unsupported`](crate::Error::Unsupported) for a database whose feature is not enabled,
-    /// [`Error::Access`](crate::Error::Access) when a single server refuses this client, and
-    /// [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when no
-    /// writable one can be reached.
+    /// [`Error::InvalidUrl`](crate::Error::InvalidUrl),
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a database whose feature is not
+    /// enabled, [`Error::Access`](crate::Error::Access) when a single server refuses this client,
+    /// and [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when
+    /// no writable server can be reached.
     ///
     /// # Cancel safety
     ///
@@ -106,8 +107,8 @@ impl Locks {
     /// When the tables are up to date, the right to read suffices. Otherwise the right to create
     /// tables is needed, and on MySQL and MariaDB `CREATE VIEW` as well.
     ///
-    /// For people and dashboards there is a view, `sqlock_holders`: the [holders and
-    /// waiters](Self::list) of all names with their times.
+    /// The view `sqlock_holders` shows people and dashboards the [holders and waiters](Self::list)
+    /// of all names with their times.
     ///
     /// The history is in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
     ///
@@ -118,7 +119,7 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// It can be called again after the future was dropped, which leaves no lock behind.
+    /// A dropped future leaves no lock behind, and `migrate` can be called again.
     pub async fn migrate(&self) -> Result<()> {
         self.client.backend.migrate().await
     }
@@ -143,8 +144,8 @@ impl Locks {
         Semaphore::new(self.lease(name), permits)
     }
 
-    /// Requests a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. It lives on a
-    /// connection and ends with it, and needs no tables.
+    /// Requests a session lock on a name: 1 to 255 bytes of UTF-8 without NUL. The lock lives on a
+    /// connection, ends with that connection, and needs no tables.
     /// [`SessionLock`](crate::session::SessionLock) describes its limits.
     #[doc(alias = "advisory lock")]
     #[doc(alias = "pg_advisory_lock")]
@@ -188,7 +189,7 @@ impl Locks {
         RowsOf::new(Arc::clone(&self.client), table.into(), column.into(), keys.into_iter().collect())
     }
 
-    /// Returns a lock on rows of the caller's own table, by a condition: a queue of jobs. It
+    /// Returns a lock on rows of the caller's own table, by a condition: a queue of jobs. Locking
     /// returns the `column` of each row.
     pub fn rows_where(&self, table: impl Into<String>, column: impl Into<String>) -> RowsWhere {
         RowsWhere::new(Arc::clone(&self.client), table.into(), column.into())
@@ -199,7 +200,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) when it ended before;
+    /// [`Error::Lost`](crate::Error::Lost) when the lease ended before;
     /// [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
@@ -209,14 +210,14 @@ impl Locks {
         Lease::resume(&self.client, exported).await
     }
 
-    /// Returns the events of this client from now on. A slow reader never delays the client: it
-    /// misses events, and receives their number.
+    /// Returns the events of this client from now on. A slow reader never delays the client: the
+    /// reader misses events, and receives their number.
     pub fn events(&self) -> Events {
         self.client.coordinator.events()
     }
 
-    /// Returns how this client is: what it holds, and whether the database answers its heartbeats.
-    /// It reads memory and does no I/O, so a probe may call it at any rate.
+    /// Returns the health of this client: its leases, and whether the database answers its
+    /// heartbeats. Reads memory and does no I/O, so a probe may call this method at any rate.
     pub fn health(&self) -> Health {
         self.client.coordinator.health()
     }
@@ -228,9 +229,10 @@ impl Locks {
 
     /// Lets the work in progress finish, and [shuts down](Self::shutdown): for a process that is
     /// asked to end. From the call on, no lease and no session lock is granted, and every request
-    /// and every wait ends with [`Error::Closed`](crate::Error::Closed). What is held stays held,
-    /// and is renewed, until it is released or `timeout` has passed. Returns whether everything was
-    /// released in time; the rest is lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    /// and every wait ends with [`Error::Closed`](crate::Error::Closed). Held leases and locks stay
+    /// held, and leases are renewed, until they are released or `timeout` has passed. Returns
+    /// whether all of them were released in time; the others are lost with
+    /// [`LossCause::Shutdown`](crate::LossCause::Shutdown).
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -250,7 +252,7 @@ impl Locks {
     /// # Cancel safety
     ///
     /// After the future was dropped, requests stay refused, and nothing is shut down: call
-    /// [`shutdown`](Self::shutdown) or this again.
+    /// [`shutdown`](Self::shutdown) or `drain` again.
     pub async fn drain(&self, timeout: Duration) -> Result<bool> {
         self.client.drain(timeout).await
     }
@@ -259,12 +261,13 @@ impl Locks {
     /// connections. Locks that the application still holds are lost with
     /// [`LossCause::Shutdown`](crate::LossCause::Shutdown).
     ///
-    /// For the orderly end of a process: dropping everything releases too, but nothing waits for
-    /// it, and a runtime that stops at once leaves the names to their TTL.
+    /// For the orderly end of a process: dropping every handle also releases the locks, but does
+    /// not wait for the releases, and a runtime that stops at once leaves the names taken until
+    /// their TTL has passed.
     ///
     /// # Errors
     ///
-    /// The error of the last failed release, after all were tried.
+    /// The error of the last failed release, after all releases were tried.
     ///
     /// # Cancel safety
     ///

@@ -1,7 +1,7 @@
-//! Metrics for the facade `metrics`. Without the feature of that name, nothing is counted.
+//! Metrics for the facade `metrics`. Without the feature of that name, this module counts nothing.
 //!
-//! A name of a lock is a label only by a function of the application, which maps names to constants:
-//! the values of every label are few.
+//! Names of locks are labels only through a function of the application, which maps names to
+//! constants, so every label has few values.
 
 #![cfg_attr(not(feature = "metrics"), allow(dead_code, unused_variables, reason = "nothing is measured"))]
 
@@ -12,7 +12,7 @@ use crate::error::LossCause;
 use crate::events::RefusalReason;
 use crate::name::LockName;
 
-/// Whether anything is measured.
+/// Whether metrics are enabled.
 pub(crate) const IS_ON: bool = cfg!(feature = "metrics");
 
 /// Runs code of the application's recorder, whose panics must not end a task of the client.
@@ -47,7 +47,7 @@ pub(crate) fn describe() {
     }
 }
 
-/// The names of a client's locks as values of a label.
+/// Maps the names of a client's locks to values of a label.
 pub(crate) type NameLabel = dyn Fn(&str) -> &'static str + Send + Sync;
 
 /// Measures the leases of one client.
@@ -84,7 +84,7 @@ impl Meter {
         }
     }
 
-    /// Counts a lease that has ended, or was exported.
+    /// Counts a lease that ended or was exported.
     pub(crate) fn ended(&self, name: &LockName, held: Duration) {
         record! {
             metrics::gauge!("sqlock_held", self.labels(name, [])).decrement(1);
@@ -96,7 +96,7 @@ impl Meter {
         record! { metrics::counter!("sqlock_lost_total", self.labels(name, [("cause", cause.as_str())])).increment(1); }
     }
 
-    /// The labels of a metric, and that of the name if the application has one.
+    /// Returns the labels of a metric, with the label of the name if the application has one.
     #[cfg(feature = "metrics")]
     fn labels<const N: usize>(
         &self,
@@ -129,7 +129,8 @@ pub(crate) fn idempotency(outcome: &'static str) {
     record! { metrics::counter!("sqlock_idempotency_total", "outcome" => outcome).increment(1); }
 }
 
-/// A sweep has found the oldest record that has not ended or whose outcome is unknown, if there is one.
+/// Records the age of the oldest record that has not ended or whose outcome is unknown. `None`:
+/// there is no such record.
 pub(crate) fn oldest_unknown(age: Option<Duration>) {
     record! { metrics::gauge!("sqlock_idempotency_oldest_unknown_seconds").set(age.unwrap_or_default()); }
 }

@@ -1,4 +1,4 @@
-//! Known mistakes, put back on demand: the simulation must find each of them.
+//! Known mistakes, activated on demand: the simulation must find each of them.
 
 #[cfg(test)]
 use std::cell::Cell;
@@ -21,25 +21,25 @@ mutations! {
     CountFromAnswer,
     /// A heartbeat that was sent after a lease had ended brings it back.
     ReviveLost,
-    /// A heartbeat counts although it tells of a loss.
+    /// A heartbeat extends leases although its answer has a new notice.
     IgnoreNotice,
-    /// An eviction does not tell the client.
+    /// An eviction does not notify the client.
     EvictInSilence,
-    /// A request for a release does not tell the clients.
+    /// A request for a release does not notify the clients.
     AskInSilence,
-    /// The engine does not look whether a release was asked for.
+    /// The engine does not look for requests for a release.
     ForgetAsked,
-    /// The engine does not look whether a release was asked for before it heard of the grant.
+    /// The engine does not look for requests for a release from before it learned of the grant.
     ForgetAskedGrant,
-    /// A lease that enters a holding is not told that its release was asked for.
+    /// A lease that enters a holding is not informed that its release was requested.
     TellFirstOnly,
-    /// A takeover does not look at the heartbeat of the holder.
+    /// A takeover ignores the heartbeat of the holder.
     TakeOverByExpiryAlone,
-    /// A takeover does not look again once the rows are locked.
+    /// A takeover does not check the rows again after locking them.
     TakeOverUnchecked,
-    /// A plain acquire takes what has expired.
+    /// A plain acquire takes an expired name.
     AcquireExpired,
-    /// A plain acquire does not look for waiting entries.
+    /// A plain acquire ignores waiting entries.
     OvertakeQueue,
     /// A release does not compare the token and the identity.
     ReleaseUnchecked,
@@ -47,19 +47,19 @@ mutations! {
     ReleaseThroughFence,
     /// A transition passes an open fence.
     TransitThroughFence,
-    /// A share is deleted with the waiting entry that it was.
+    /// A grant of a share deletes its entry, as for an exclusive grant.
     DeleteShareOnGrant,
-    /// A release is called Ok although the lease was taken away.
+    /// A release reports success although the lease was taken away.
     TrustRelease,
     /// A cancelled wait leaves its entry.
     LeaveEntry,
     /// A grant without a waiter is kept.
     KeepUnwanted,
-    /// A request whose outcome is not known is not withdrawn.
+    /// A request with an unknown outcome is not withdrawn.
     ForgetUnknown,
     /// A withdrawal is not repeated until the store has confirmed it.
     WithdrawOnce,
-    /// A lost lease is not given back.
+    /// A lost lease is not withdrawn.
     ForgetLost,
     /// The queue is served from its end.
     ServeLast,
@@ -71,27 +71,27 @@ mutations! {
     IgnorePermits,
     /// A waiting client never looks at its entry.
     NeverPoll,
-    /// Dead waiting entries are granted the name.
+    /// Dead waiting entries get the name.
     GrantToTheDead,
     /// Tokens start again when a free name is acquired.
     RestartTokens,
-    /// A holder believes in its lease for the whole TTL.
+    /// A holder relies on its lease for longer than the TTL.
     NoMargin,
-    /// A grant by another client counts from when it was heard of.
+    /// A grant by another client counts from the moment at which the client learned of it.
     CountFromNews,
-    /// Extending a holding that was released holds the name again.
+    /// An extension of a released holding takes the name again.
     ExtendReleased,
     /// The heartbeat waits for other statements of its client.
     BeatBehindOthers,
-    /// A client looks only how the first of its entries stands.
+    /// A client polls only the first of its entries.
     PollFirstOnly,
-    /// A withdrawal leaves what was granted.
+    /// A withdrawal leaves a granted holding.
     WithdrawEntryOnly,
-    /// The heartbeat goes on keeping a lease that was exported.
+    /// The heartbeat still keeps an exported lease.
     KeepExported,
-    /// After an interruption the store is taken for the one that it was.
+    /// After an interruption, the engine assumes that the store is still the same.
     TrustAnyStore,
-    /// What ended shortly before an interruption is not looked for after it.
+    /// Names with an acquisition that ended shortly before an interruption are not read after it.
     ForgetEnded,
 }
 
@@ -100,19 +100,19 @@ thread_local! {
     static ACTIVE: Cell<Option<Mutation>> = const { Cell::new(None) };
 }
 
-/// Puts a mistake back, in this thread, or takes it out again.
+/// Activates a mistake in this thread, or none.
 #[cfg(test)]
 pub(crate) fn activate(mutation: Option<Mutation>) {
     ACTIVE.set(mutation);
 }
 
-/// Returns whether a mistake is to be made: never but in tests.
+/// Returns whether a mistake is active: only in tests.
 #[cfg(not(test))]
 pub(crate) const fn is_on(_: Mutation) -> bool {
     false
 }
 
-/// Returns whether a mistake is to be made.
+/// Returns whether a mistake is active.
 #[cfg(test)]
 pub(crate) fn is_on(mutation: Mutation) -> bool {
     ACTIVE.get() == Some(mutation)

@@ -8,7 +8,7 @@ use crate::backend::{ListedHolder, ListedWaiter, Names, Note, Origin, Store, Sto
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 
-/// An operation of a connection, which may be repeated when its answer was lost.
+/// An operation of a connection, which may be repeated after its answer was lost.
 pub(crate) trait Operation: Send + Sync + 'static {
     type Output: Send + 'static;
 
@@ -105,7 +105,7 @@ pub(crate) struct Sweep(pub(crate) SweepRange);
 /// Reads the uptime of the server.
 pub(crate) struct Uptime;
 
-/// Reads which server this is, and the age of the tables.
+/// Reads the identity of the server and the age of the tables.
 pub(crate) struct ReadOrigin;
 
 /// Creates the row of a name for row locks.

@@ -39,7 +39,7 @@ impl Owner {
         Self(Uuid::new_v4())
     }
 
-    /// Returns the owner of the current [`scope`](Owner::scope), if there is one.
+    /// Returns the owner of the current [`scope`](Owner::scope), if any.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(|owner| *owner).ok()
     }
@@ -63,7 +63,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Writes its text.
+/// Writes the owner as text.
 impl Serialize for Owner {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)

@@ -1,4 +1,4 @@
-//! Contains a panic in the work that caused it.
+//! Catches panics, so that they end only the work that caused them.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,16 +1,17 @@
-//! What a store is asked, and what it answers: plain data, the same for every database.
+//! The requests to a store and its responses: plain data, the same for every database.
 //!
 //! A store keeps three tables (`sqlock_client`, `sqlock_lease`, `sqlock_entry`). A [`Request`]
 //! changes or reads the rows of one client or of one name in one atomic step; `backend/memory.rs`
-//! is the executable meaning of every request. Each request may be sent again when its answer was
-//! lost: an acquisition is known by its [`LeaseId`], which is chosen before the first request.
+//! is the executable specification of every request. Each request may be sent again after its
+//! answer was lost: an acquisition is identified by its [`LeaseId`], which is chosen before the
+//! first request.
 //!
-//! A request about a holding names it by name, id and token: the id says which acquisition it is,
-//! the token which holding of it. A request from elsewhere knows the token alone. The client of a
-//! row is no identity: a lease that is not renewed has none.
+//! A request about a holding has its name, id and token: the id identifies the acquisition, the
+//! token its holding. A request of another client has the token alone. The client of a row is no
+//! identity: a lease that is not renewed has no client.
 //!
-//! A holding stands until a request ends it, also after its expiry. It is valid while its expiry,
-//! or the heartbeat of its client plus its TTL, lies ahead.
+//! A holding stands until a request ends it, even after its expiry. A holding is valid while its
+//! expiry, or the heartbeat of its client plus its TTL, lies ahead.
 
 mod identifier;
 mod request;

@@ -4,7 +4,7 @@
 //! calls](crate#which-call).
 
 // A request asks all databases at once (`Round`). A held majority (`Majority`) counts the leases on
-// the single databases by their clocks, and a task maintains it.
+// the single databases by their clocks; a task maintains the majority.
 mod detached;
 mod lease;
 mod majority;
@@ -23,7 +23,7 @@ pub use detached::DetachedLease;
 pub use lease::QuorumLease;
 pub use request::QuorumRequest;
 
-/// Several independent databases, a majority of which grants a name: leases can be acquired and are
+/// Several independent databases, a majority of which grants a name: leases are acquired and
 /// renewed while any minority of them is down. Cloning is cheap.
 ///
 /// The databases may be of different kinds. Each is a [`Locks`] client of its own, on a server of
@@ -44,12 +44,12 @@ pub use request::QuorumRequest;
 ///
 /// # Benefits
 ///
-/// Of three databases one may be down, paused, cut off or restarted, and names are acquired,
-/// renewed and released as before, without a failover. One database with a *synchronous* standby
-/// survives the loss of a server as well, and is usually the better choice: it costs one round trip
-/// instead of two or three, its queue is fair, and its [fence](crate::Lease::fence) protects data.
-/// Choose a quorum where there is no such cluster, or its failover takes too long, or the lock must
-/// not depend on one kind of database.
+/// While one of three databases is down, paused, cut off or restarted, names are acquired, renewed
+/// and released as before, without a failover. One database with a *synchronous* standby survives
+/// the loss of a server as well, and is usually the better choice: it costs one round trip instead
+/// of two or three, its queue is fair, and its [fence](crate::Lease::fence) protects data. Choose a
+/// quorum if there is no such cluster, if its failover takes too long, or if the lock must not
+/// depend on one kind of database.
 ///
 /// # Limits
 ///
@@ -59,7 +59,7 @@ pub use request::QuorumRequest;
 ///   highest it has seen (and refuse a lower one), *then* read, then write.
 /// - **No queue.** Waiters ask again, at random intervals. Waiters of one process with the same
 ///   quorum (or a clone) are served in order; between processes there is no order.
-/// - **No re-entrance.** Also inside an [`Owner::scope`](crate::Owner::scope), a second request for
+/// - **No re-entrance.** Even inside an [`Owner::scope`](crate::Owner::scope), a second request for
 ///   a name waits for the first.
 /// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent
 ///   of the TTL less.
@@ -70,7 +70,7 @@ pub use request::QuorumRequest;
 ///
 /// The token is the highest that the majority granted, *T*, and it is written back: each database
 /// that granted a lower token raises it to *T* in the row, and the name counts as held only when a
-/// majority has *T* (or more), durably.
+/// majority has durably stored *T* (or more).
 ///
 /// So tokens only rise: two majorities have a database in common. There the row had at least *T*
 /// when the earlier holder's lease ended, and a row's token only rises, so the later holder was
@@ -80,15 +80,15 @@ pub use request::QuorumRequest;
 ///
 /// A database that has *lost* rows (its disk was replaced, or commits were lost) can break this, as
 /// it can break exclusion: it may grant a lost lease again. Rows are durable, so a restart loses
-/// nothing. A database whose tables are younger than the TTL of a request has no vote in it: it may
-/// be the replacement of one that has granted the name. So a new quorum grants its first leases a
-/// TTL after [`Locks::migrate`](crate::Locks::migrate) has created the tables, and all clients of a
-/// name must use one TTL, or the longest one in [`rejoin_after`](Self::rejoin_after). The age is
-/// that of the record of [`Locks::migrate`](crate::Locks::migrate): tables that the application's
-/// own migrations create have none, and vote at once. The tokens of a replaced database are above
-/// all earlier ones if its clock is right. A database with relaxed durability must stay out of the
-/// quorum until all leases that it may have lost have expired:
-/// [`rejoin_after`](Self::rejoin_after).
+/// nothing. A database whose tables are younger than the TTL of a request has no vote in it,
+/// because it may have replaced a database that has granted the name. So a new quorum grants its
+/// first leases a TTL after [`Locks::migrate`](crate::Locks::migrate) has created the tables, and
+/// all clients of a name must use one TTL, or the longest one in
+/// [`rejoin_after`](Self::rejoin_after). The age is that of the record of
+/// [`Locks::migrate`](crate::Locks::migrate): tables that the application's own migrations create
+/// have no record, and vote at once. The tokens of a replaced database are above all earlier ones
+/// if its clock is right. A database with relaxed durability must stay out of the quorum until all
+/// leases that it may have lost have expired: [`rejoin_after`](Self::rejoin_after).
 #[derive(Clone)]
 pub struct Quorum {
     nodes: Arc<Nodes>,
@@ -102,7 +102,7 @@ impl Quorum {
     }
 
     /// Requires all of the databases: for a name that must be held in several databases at once.
-    /// The lease is lost as soon as it is lost on one of them, and cannot be acquired while one is
+    /// The lease is lost as soon as it is lost on any database, and cannot be acquired while any is
     /// unavailable.
     pub fn all(nodes: impl IntoIterator<Item = Locks>) -> Self {
         Self::with_nodes(nodes, true)

@@ -2,10 +2,10 @@
 //!
 //! sqlx's migrator does the work, with three corrections. The history lives in
 //! `_sqlock_migrations`, so that an application's own migrations and those of this crate do not
-//! interfere. Its advisory lock stays off: on PostgreSQL it survives a failed migration and is
-//! stranded by a transaction pooler, on MariaDB it is not a lock at all. Instead every step may
-//! fail because of another process, and is then retried. When the tables are up to date, nothing is
-//! created, so the rights to read and write suffice from then on.
+//! interfere. sqlx's advisory lock stays off: on PostgreSQL it survives a failed migration and is
+//! stranded by a transaction pooler, on MariaDB it does not exclude other migrations. Instead every
+//! step may fail because of another process, and is then retried. If the tables are up to date,
+//! nothing is created, so the rights to read and write suffice from then on.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -25,8 +25,8 @@ const HISTORY: &str = "_sqlock_migrations";
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The versions of a generation. A migration only adds to the tables of its generation, so programs
-/// that know different versions of one generation can use the tables together. A migration that
-/// earlier programs cannot work with begins the next generation: 1000, 2000, …
+/// that know different versions of one generation can use the tables together. A migration that is
+/// incompatible with earlier programs begins the next generation: 1000, 2000, …
 const GENERATION: i64 = 1000;
 
 type Files = &'static [(i64, &'static str, &'static str)];
@@ -59,7 +59,7 @@ pub(crate) const SQLITE: Files = &[
     (3, "holders", include_str!("../migrations/sqlite/0003_holders.sql")),
 ];
 
-/// Applies the missing migrations, also while other processes do the same.
+/// Applies the missing migrations, even while other processes do the same.
 pub(crate) async fn migrate<DB>(pool: &Pool<DB>, files: Files) -> Result<()>
 where
     DB: Database,
@@ -107,7 +107,7 @@ where
         .all(|wanted| applied.iter().any(|a| a.version == wanted.version && a.checksum == wanted.checksum)))
 }
 
-/// Returns the latest version that is of a later generation than the known ones.
+/// Returns the latest version whose generation is later than the known ones.
 fn find_incompatible(applied: impl Iterator<Item = i64>, known: i64) -> Option<i64> {
     applied.filter(|version| *version > end_of_generation(known)).max()
 }
@@ -134,7 +134,8 @@ fn migrator(files: Files) -> Migrator {
 }
 
 /// Runs `open` until it succeeds or fails for a lasting reason. First connections to a new SQLite
-/// file can find it locked in spite of the busy timeout, while another one switches it to WAL.
+/// file can find it locked in spite of the busy timeout, while another connection switches it to
+/// WAL.
 #[cfg(feature = "sqlite")]
 pub(crate) async fn retry_connect<T, F>(open: impl Fn() -> F) -> Result<T>
 where
@@ -154,8 +155,8 @@ async fn pause() {
     tokio::time::sleep(crate::backoff::jittered(Duration::from_millis(50))).await;
 }
 
-/// Returns how long to retry after an error: a race against another migration passes when that has
-/// finished.
+/// Returns how long to retry after an error: a race against another migration passes when that
+/// migration has finished.
 fn retry_limit(error: &MigrateError) -> Duration {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
@@ -169,7 +170,7 @@ fn retry_limit(error: &MigrateError) -> Duration {
     }
 }
 
-/// Opens a connection and closes it, for the reason why it fails: a pool would only report a
+/// Opens a connection and closes it, to find the reason of a failure: a pool would only report a
 /// timeout, and late.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) async fn check_connection<O>(options: &O, within: Duration) -> Result<()>

@@ -1,4 +1,4 @@
-//! Locks that live on a connection and die with it: advisory locks, `GET_LOCK`, locks on files.
+//! Locks that live on a connection and end with it: advisory locks, `GET_LOCK`, locks on files.
 //!
 //! [`SessionLock`] has an example. Which one when: [the table of calls](crate#which-call).
 

@@ -64,7 +64,7 @@ fn seeds_violate_nothing() {
     assert!(!failed.load(Ordering::Relaxed), "a seed violates a promise: see above");
 }
 
-/// So a failing seed can be replayed.
+/// A seed must give the same run each time, so that a failing seed can be replayed.
 #[test]
 fn seed_repeats_its_run_exactly() {
     // Outages choose among open transactions, so their order must be the same each time.

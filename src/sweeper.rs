@@ -23,19 +23,19 @@ pub(crate) const BATCH: u32 = 500;
 /// Purges the rows of names that have been free for a while, and expired records of requests. Made
 /// with [`Locks::sweeper`](crate::Locks::sweeper).
 ///
-/// It only frees space: without it, an expired lease can be taken over at once, and an expired key
-/// used again. Any number of instances may run at the same time, on any number of hosts. A sweep
-/// works in batches, never touches a row that is held, and keeps a row until its token is older
-/// than the retention by the database's clock, so that a token never goes back.
+/// A sweeper only frees space: an expired lease can be taken over, and an expired key used again,
+/// without a sweep. Any number of instances may run at the same time, on any number of hosts. A
+/// sweep works in batches, never touches a row that is held, and keeps a row until its token is
+/// older than the retention by the database's clock, so that a token never goes back.
 ///
-/// Of the records of [`Idempotency`](crate::idempotency::Idempotency) it purges, with their steps,
-/// results that have been kept for [their own
-/// retention](crate::idempotency::Idempotency::retention) and expired tokens. Records that have not
-/// ended, or whose outcome is unknown, stay for ever, and so does a row without a result for each
-/// key that is [refused](crate::idempotency::AfterRetention::Refuse) from then on. Steps that lost
-/// their record, because a process died while it deleted both, are deleted later: each sweep looks
-/// at up to two batches of steps, at a random place. With the feature `metrics`, a sweep also
-/// measures the age of the oldest of the records that have not ended.
+/// A sweep purges these records of [`Idempotency`](crate::idempotency::Idempotency), with their
+/// steps: results older than [their own retention](crate::idempotency::Idempotency::retention), and
+/// expired tokens. Records that have not ended, or whose outcome is unknown, stay for ever, and so
+/// does a row without a result for each key that is
+/// [refused](crate::idempotency::AfterRetention::Refuse) from then on. Steps without a record, left
+/// by a process that died while it deleted both, are deleted later: each sweep looks at up to two
+/// batches of steps, at a random place. With the feature `metrics`, a sweep also measures the age
+/// of the oldest of the records that have not ended.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -67,8 +67,8 @@ impl Sweeper {
     }
 
     /// Sets for how long a name must have been free. One hour by default, at most 100 years. Keep
-    /// it well above any step that the database's clock may make backwards: a token could go back
-    /// by as much as the step exceeds it. (For records it has no meaning.)
+    /// the retention well above any backward step of the database's clock: a token could go back by
+    /// as much as the step exceeds the retention. (Records have their own retention.)
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
@@ -107,7 +107,7 @@ impl Sweeper {
         let client: Weak<Client> = Arc::downgrade(&client);
         let task = tokio::spawn(async move {
             loop {
-                // A jittered step lies between a half and the whole: on average this makes `every`.
+                // A jittered pause is between a half and the whole, so the average is `every`.
                 tokio::time::sleep(jittered(every.mul_f64(4.0 / 3.0))).await;
                 let Some(client) = client.upgrade() else {
                     return;
@@ -143,10 +143,10 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
 }
 
 /// Measures the age of the oldest record that has not ended or whose outcome is unknown. An index
-/// has the oldest first.
+/// gives the oldest record first.
 async fn measure_oldest_unknown(client: &Arc<Client>) {
     let selection = Selection { states: Selection::UNFINISHED.into(), limit: 1, ..Selection::default() };
-    // The sweep has succeeded, also if this read fails.
+    // The sweep has succeeded even if this read fails.
     if let Ok(found) = client.run(RecordCommand::List(selection)).await {
         let age = |record: &Record| u64::try_from(record.now - record.created_at).unwrap_or(0);
         measure::oldest_unknown(found.records.first().map(|record| Duration::from_micros(age(record))));
@@ -175,7 +175,7 @@ impl fmt::Debug for Sweeper {
     }
 }
 
-/// A sweeper in the background. Dropping it stops the sweeper.
+/// A sweeper in the background, which stops when this guard is dropped.
 #[derive(Debug)]
 #[must_use = "the sweeper stops when this is dropped"]
 pub struct Sweeping {

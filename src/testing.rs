@@ -2,7 +2,7 @@
 //!
 //! [`Memory`] is the model of a database: it stores leases as the databases do, and fails on
 //! demand. The [chapter on testing](crate::guide::testing) has an example for each of its faults.
-//! [`null_locks`] makes locks that exclude nobody.
+//! [`null_locks`] makes locks that exclude no other holder.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::error::Result;
 use crate::locks::{Locks, LocksBuilder};
 use crate::name::LockName;
 
-/// A database in memory, for leases alone. Clones are the same database.
+/// A database in memory, for leases alone. Clones share the database.
 ///
-/// Its clients are those of the databases, on another store, whose clock is that of tokio: in a
-/// test with `#[tokio::test(start_paused = true)]`, a TTL passes at once. They support leases with
-/// all options, shared leases, semaphores, [`lease_all`](Locks::lease_all), elections and
+/// Its clients are the same as for a real database, on a store that uses tokio's clock: in a test
+/// with `#[tokio::test(start_paused = true)]`, a TTL passes at once. The clients support leases
+/// with all options, shared leases, semaphores, [`lease_all`](Locks::lease_all), elections and
 /// inspection. Features on a transaction or a connection of their own need a database: fences, row
 /// locks, session locks and idempotency.
 ///
@@ -45,7 +45,7 @@ impl Memory {
         Self { server: MemoryServer::new() }
     }
 
-    /// Returns a new client, as another process would have one.
+    /// Returns a new client, which acts as another process.
     pub fn locks(&self) -> Locks {
         self.builder().build()
     }
@@ -77,8 +77,9 @@ impl Memory {
     }
 
     /// Evicts every holder of the name. Each loses its lease with its next heartbeat, within a
-    /// second, by [`LossCause::Superseded`](crate::LossCause::Superseded); a lease without renewal
-    /// learns of it from its release. Returns how many were evicted.
+    /// second, by [`LossCause::Superseded`](crate::LossCause::Superseded); the holder of a lease
+    /// without renewal learns of the eviction from its release. Returns the number of evicted
+    /// holders.
     ///
     /// # Errors
     ///
@@ -87,7 +88,7 @@ impl Memory {
         Ok(self.server.evict(&LockName::new(name)?))
     }
 
-    /// Cuts the clients that hold the name off until their leases on it have expired, as a pause of
+    /// Cuts off the clients that hold the name until their leases on it have expired, as a pause of
     /// the process or the network does: their heartbeats stay unanswered for up to the TTL. Their
     /// other leases with a TTL as short are lost as well, all by
     /// [`LossCause::Expired`](crate::LossCause::Expired). Returns how many clients are cut off. A
@@ -113,7 +114,7 @@ impl Memory {
 
     /// Severs all connections and refuses new ones, until [`come_back`](Self::come_back). Requests
     /// fail with [`Error::Unavailable`](crate::Error::Unavailable) after some seconds, and leases
-    /// expire. What was stored stays.
+    /// expire. Stored leases stay.
     pub fn go_away(&self) {
         self.server.go_away();
     }
@@ -124,17 +125,17 @@ impl Memory {
     }
 }
 
-/// Creates locks that exclude nobody: no other process, and no other task of this one. For an
-/// application that wants no locks for once, such as a demonstration on a laptop. **Never in
-/// production, and not in a test of two tasks that must exclude each other**: those take [`Memory`].
+/// Creates locks that exclude no other holder, in this process or another: for an application that
+/// needs no locks, such as a demonstration on a laptop. **Do not use them in production, nor in a
+/// test of two tasks that must exclude each other**: use [`Memory`] there.
 ///
-/// Every lease is granted at once, without I/O, however many hold the name, and is held until it is
-/// released: no TTL ends it, and no permit is missing. Tokens rise. [`Lease::fence`] does nothing.
-/// [`max_hold`], [`Locks::evict`] and a shutdown still end a lease, because the application asks for
-/// them. Leases are shown as shared. As on a `Memory`, there are no row locks, session locks and
-/// records of requests.
+/// Every lease is granted at once, without I/O, however many holders the name has, and is held
+/// until it is released: no TTL ends it, and permits never run out. Tokens rise. [`Lease::fence`]
+/// does nothing. [`max_hold`], [`Locks::evict`] and a shutdown still end a lease, because the
+/// application requests these. Leases are shown as shared. As on a `Memory`, there are no row
+/// locks, session locks or records of requests.
 ///
-/// It logs a warning, so that its use is seen.
+/// The call logs a warning, to make its use visible.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

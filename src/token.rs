@@ -1,4 +1,4 @@
-//! The fencing token, which separates an old holder from a new one.
+//! The fencing token, which distinguishes an old holder from a new one.
 
 use std::fmt;
 use std::num::NonZeroI64;
@@ -12,21 +12,21 @@ use sqlx::{Database, Decode, Encode, Type};
 ///
 /// It is `greatest(previous + 1, database clock in microseconds)`, a hybrid logical clock
 /// ([Kulkarni et al., 2014](https://cse.buffalo.edu/tech-reports/2014-04.pdf)) computed by the
-/// database once the row is locked. So it keeps rising after a release, an expiry, a purge by the
-/// sweeper, a restart, and a failover to a replica that missed the last grants. It stays below
+/// database after locking the row. So tokens keep rising after a release, an expiry, a purge by the
+/// sweeper, a restart, and a failover to a replica that missed the last grants. A token stays below
 /// 2<sup>53</sup> and is therefore exact in JSON.
 ///
-/// Send it along with every effect outside this database, and let the receiver refuse a token lower
-/// than the highest it has seen: *first* claim with the token, *then* read, then write (see
-/// [`Lease::fence`](crate::Lease::fence) for data inside this database, which needs no tokens).
+/// Send the token along with every effect outside this database, and let the receiver refuse a
+/// token lower than the highest it has seen: *first* claim with the token, *then* read, then write
+/// (see [`Lease::fence`](crate::Lease::fence) for data inside this database, which needs no
+/// tokens).
 ///
-/// sqlx binds and reads it as a `BIGINT`, which [`Lease::fence`](crate::Lease::fence) does not need
-/// but a receiver with a database of its own does.
+/// sqlx binds and reads a token as a `BIGINT`, for receivers with a database of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct FencingToken(NonZeroI64);
 
 impl FencingToken {
-    /// Makes a token of its number, as printed by another process. Returns `None` for zero and
+    /// Makes a token from its number, as printed by another process. Returns `None` for zero and
     /// negative numbers.
     pub fn new(token: i64) -> Option<Self> {
         NonZeroI64::new(token).filter(|t| t.get() > 0).map(Self)

@@ -1,5 +1,5 @@
-//! A. Uncontended acquire and release by one task; beside it the lock that the server has itself,
-//! and a statement that does nothing.
+//! A. Uncontended acquire and release by one task, next to the server's own lock and a statement
+//! that does nothing.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::peer::ServerLock;
 use crate::place::{Kind, Place};
 
-/// Contender and floor take turns after so many cycles, so that they meet the same noise.
+/// Contender and floor take turns after this many cycles, so that they meet the same noise.
 const TURN: usize = 25;
 
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
@@ -19,7 +19,8 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let peer_name = peer.as_ref().map(ServerLock::name);
     let mut parties = Parties { locks, bare: place.bare().await, peer };
     let (rounds, turn) = (pace.rounds, pace.turn);
-    // In a task, as an application would: the main thread is none of the runtime's workers.
+    // The cycles run in a task, as in an application, because the main thread is no worker of the
+    // runtime.
     let measured = tokio::spawn(async move {
         parties.take_turns(Duration::from_millis(200)).await;
         let mut measured = Vec::new();
@@ -81,7 +82,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     lines
 }
 
-/// What one round has measured.
+/// The measurements of one round.
 #[derive(Default)]
 struct Round {
     ours: Vec<Cycle>,

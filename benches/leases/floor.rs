@@ -17,7 +17,7 @@ pub(crate) enum Bare {
     Sqlite(SqliteConnection),
 }
 
-/// What one needs to keep or give back a lease of the floor.
+/// A held lease of the floor, for its renewal and release.
 #[derive(Clone)]
 pub(crate) struct Held {
     pub(crate) name: String,
@@ -156,14 +156,14 @@ impl Ear {
         Self(listener)
     }
 
-    /// The token that is said next.
+    /// Waits for the next notified token.
     pub(crate) async fn hear(&mut self) -> i64 {
         self.0.recv().await.expect("hear").payload().parse().expect("a token")
     }
 }
 
 impl Bare {
-    /// Takes a name that is free, which it is whenever this is called.
+    /// Takes a name, which is free at each call.
     pub(crate) async fn acquire(&mut self, name: &str, owner: &str) -> Held {
         let token = match self {
             Self::Postgres(conn) => {
@@ -181,14 +181,14 @@ impl Bare {
             },
             Self::Sqlite(conn) => {
                 let query = sqlx::query(sqlite::ACQUIRE).bind(name).bind(owner).bind(TTL);
-                // All rows: the commit comes with the end of the statement.
+                // Fetches all rows, because the commit comes with the end of the statement.
                 query.fetch_all(conn).await.expect("acquire")[0].get(0)
             }
         };
         Held { name: name.into(), owner: owner.into(), token }
     }
 
-    /// Moves the expiry of a lease that is held.
+    /// Moves the expiry of a held lease.
     pub(crate) async fn renew(&mut self, held: &Held) {
         self.expire_in(held, TTL).await;
     }
@@ -239,7 +239,7 @@ impl Bare {
         Held { name, owner: to.into(), token }
     }
 
-    /// The token of a lease, once it is this owner's.
+    /// Returns the token of a lease if it belongs to this owner.
     pub(crate) async fn look(&mut self, name: &str, owner: &str) -> Option<i64> {
         let sql = "SELECT token FROM floor_lease WHERE name = ? AND owner = ?";
         match self {
@@ -254,7 +254,7 @@ impl Bare {
         }
     }
 
-    /// Says a token on a channel.
+    /// Notifies a channel of a token.
     pub(crate) async fn say(&mut self, channel: &str, token: i64) {
         if let Self::Postgres(conn) = self {
             let query = sqlx::query("SELECT pg_notify($1, $2)").bind(channel).bind(token.to_string());
@@ -271,7 +271,7 @@ impl Bare {
         self.run(AssertSqlSafe(table.into())).await;
     }
 
-    /// Any statement without an answer.
+    /// Runs a statement without an answer.
     pub(crate) async fn run(&mut self, sql: AssertSqlSafe<String>) {
         let sql = sqlx::raw_sql(sql);
         match self {
@@ -281,7 +281,7 @@ impl Bare {
         }
     }
 
-    /// The server, its version, and the setting that decides what a commit means.
+    /// Returns the server, its version, and the setting for the durability of commits.
     pub(crate) async fn version(&mut self) -> String {
         match self {
             Self::Postgres(conn) => {
@@ -303,7 +303,8 @@ impl Bare {
         }
     }
 
-    /// How many connections the server allows. `None`: a file, which has no limit of its own.
+    /// Returns the number of connections that the server allows. `None`: a file, which has no
+    /// limit.
     pub(crate) async fn max_connections(&mut self) -> Option<i64> {
         match self {
             Self::Postgres(conn) => {
@@ -318,8 +319,8 @@ impl Bare {
         }
     }
 
-    /// How many statements the server has carried out so far, for whomever: on PostgreSQL those
-    /// that wrote. `None` where nobody counts.
+    /// Returns the number of statements that the server has carried out for all clients: on
+    /// PostgreSQL statements that wrote. `None` if the database does not count.
     pub(crate) async fn statements(&mut self) -> Option<i64> {
         match self {
             Self::Postgres(conn) => {
@@ -335,8 +336,8 @@ impl Bare {
         }
     }
 
-    /// How many statements the server has carried out so far: on PostgreSQL in one database, also
-    /// those that only read, as far as connections have ended; elsewhere, for whomever.
+    /// Returns the number of statements that the server has carried out: on PostgreSQL in one
+    /// database, including reads, for connections that have ended; on the others, for all clients.
     pub(crate) async fn total(&mut self, database: &str) -> i64 {
         let Self::Postgres(conn) = self else {
             return self.statements().await.expect("servers count");
@@ -353,7 +354,7 @@ impl Bare {
         }
     }
 
-    /// Empties sqlock's tables and gives their pages back.
+    /// Empties sqlock's tables and frees their pages.
     pub(crate) async fn clear(&mut self) {
         let statements: &[&str] = match self {
             Self::Postgres(_) => &["TRUNCATE sqlock_lease, sqlock_entry"],
@@ -365,7 +366,7 @@ impl Bare {
         }
     }
 
-    /// Bytes of sqlock's tables and their indexes; on SQLite, of the file.
+    /// Returns the bytes of sqlock's tables and their indexes; on SQLite, of the file.
     pub(crate) async fn size(&mut self) -> i64 {
         match self {
             Self::Postgres(conn) => {

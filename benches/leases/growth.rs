@@ -1,4 +1,4 @@
-//! E. A name that is taken and given back for ever: neither its table nor its time may grow.
+//! E. A name that is repeatedly acquired and released: neither its table nor its time may grow.
 
 use std::time::Instant;
 

@@ -31,7 +31,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             ours: median(&ours),
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
-            // A chain of bare updates is what no queue can beat.
+            // No queue can beat a chain of bare updates.
             aim: Some(Aim::AtLeast(0.8)),
             note: format!(
                 "fairness {:.2}{}",
@@ -48,7 +48,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
 struct Turns {
     count: u32,
     rate: f64,
-    /// The fewest turns of a task to the most.
+    /// The ratio of the fewest turns of a task to the most.
     fairness: f64,
 }
 
@@ -78,7 +78,7 @@ async fn turns(locks: &Locks, tasks: usize, time: Duration) -> Turns {
     }
 }
 
-/// Passes a row from owner to owner, with nobody waiting.
+/// Passes a row from owner to owner, without waiters.
 async fn updates(bare: &mut Bare, tasks: usize, time: Duration) -> f64 {
     let owners: Vec<String> = (0..tasks).map(|task| format!("{task:032x}")).collect();
     let start = Instant::now();
@@ -92,7 +92,7 @@ async fn updates(bare: &mut Bare, tasks: usize, time: Duration) -> f64 {
     f64::from(updates) / start.elapsed().as_secs_f64()
 }
 
-/// Statements per hand-off, as the server counts them.
+/// Measures the statements per hand-off, as the server counts them.
 async fn statements(locks: &Locks, tasks: usize, time: Duration, counter: &mut Bare) -> Option<f64> {
     let before = counter.statements().await?;
     let turns = turns(locks, tasks, time).await;

@@ -1,4 +1,4 @@
-//! The machine and the build that a run was made with.
+//! The machine and the build of a run.
 
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,14 +16,14 @@ pub(crate) fn machine() -> Value {
     })
 }
 
-/// The first value of a field in a file of lines `field : value`.
+/// Reads the first value of a field in a file of lines `field : value`.
 fn field(file: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let (_, value) = text.lines().filter_map(|line| line.split_once(':')).find(|(field, _)| field.trim() == name)?;
     Some(value.trim().into())
 }
 
-/// The commit of the sources, with `-dirty` when they were changed since.
+/// Returns the commit of the sources, with `-dirty` if they were changed since.
 pub(crate) fn commit() -> Option<String> {
     let describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"];
     let git = Command::new("git").args(describe).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;

@@ -1,10 +1,9 @@
-//! What a lease costs, as ratios to a floor measured in the same run.
+//! Measures the cost of leases, as ratios to a floor measured in the same run.
 //!
 //! The floor is the least that any correct lease needs: the simplest SQL, one row at a time,
 //! prepared, on bare connections, on the same server with the same durability. Machines differ and
-//! are noisy; the ratio of two neighbours in one run is what stays. So contender and floor take
-//! turns in short rounds, and the table tells the median of the rounds' ratios and how far they
-//! spread.
+//! are noisy; the ratio of two neighbours in one run is stable. So contender and floor take turns
+//! in short rounds, and the table shows the median and the spread of the rounds' ratios.
 //!
 //! ```text
 //! cargo bench --all-features --bench leases -- [--only A,B,…] [--quick] [--json [FILE]]
@@ -95,7 +94,7 @@ fn add(list: &mut Value, values: impl IntoIterator<Item = Value>) {
     list.as_array_mut().expect("a list").extend(values);
 }
 
-/// What the command line asks for.
+/// The parsed command line.
 struct Request {
     only: Vec<char>,
     pace: Pace,
@@ -135,7 +134,7 @@ impl Request {
         Ok(request)
     }
 
-    /// The run as JSON, without databases and rows.
+    /// Describes the run as JSON, without databases and rows.
     fn describe(&self) -> Value {
         json!({
             "date": machine::now(),
@@ -149,7 +148,7 @@ impl Request {
         })
     }
 
-    /// Measures what was asked for, and prints each line as soon as it is known.
+    /// Runs the requested measurements, and prints each line as soon as it is known.
     async fn measure(&self, place: &Place) -> Vec<Line> {
         let table = !matches!(self.json, Json::Print);
         if table {

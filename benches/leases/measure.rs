@@ -1,4 +1,4 @@
-//! Rounds, ratios, and how they are shown.
+//! Rounds, ratios, and their display.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub(crate) struct Pace {
     pub(crate) rounds: usize,
     /// The time of one side in one round.
     pub(crate) turn: Duration,
-    /// Cycles on the hot name, and the time after which fewer must do.
+    /// Cycles on the hot name, and the time after which fewer suffice.
     pub(crate) cycles: usize,
     pub(crate) at_most: Duration,
 }
@@ -39,18 +39,18 @@ pub(crate) struct Line {
     pub(crate) database: String,
     pub(crate) metric: char,
     pub(crate) what: String,
-    /// The peer that is measured; otherwise sqlock.
+    /// The measured peer. `None`: sqlock.
     pub(crate) peer: Option<&'static str>,
     pub(crate) unit: &'static str,
     pub(crate) ours: f64,
     pub(crate) floor: Option<f64>,
-    /// Ours to the floor's, one for each round.
+    /// The ratios of the contender to the floor, one for each round.
     pub(crate) ratios: Vec<f64>,
     pub(crate) aim: Option<Aim>,
     pub(crate) note: String,
 }
 
-/// Which ratio would be good enough.
+/// The aim for a ratio.
 #[derive(Clone, Copy)]
 pub(crate) enum Aim {
     AtMost(f64),
@@ -83,7 +83,7 @@ impl Line {
         (!self.ratios.is_empty()).then(|| median(&self.ratios))
     }
 
-    /// The smallest and the largest ratio of a round.
+    /// Returns the smallest and the largest ratio of a round.
     fn spread(&self) -> (f64, f64) {
         self.ratios.iter().fold((f64::INFINITY, 0.0), |(low, high), r| (r.min(low), r.max(high)))
     }

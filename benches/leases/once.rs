@@ -1,4 +1,4 @@
-//! J. An effect that is to be had once, next to the same transaction without that.
+//! J. An effect that takes place once, next to the same transaction without idempotency.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use sqlx::{MySqlPool, PgPool, SqlitePool};
 use crate::measure::{Line, Pace, median, percentile};
 use crate::place::{Place, Pool};
 
-/// The two take turns after so many, so that they meet the same noise.
+/// The two take turns after this many cycles, so that they meet the same noise.
 const TURN: usize = 10;
 
 const TABLE: &str = "CREATE TABLE bench_till (id BIGINT NOT NULL PRIMARY KEY, total BIGINT NOT NULL)";
@@ -62,8 +62,8 @@ macro_rules! on {
                 sqlx::query(ROW).execute(&pool).await.expect("a row");
                 let mut till = Till { payments: Idempotency::new(&locks).namespace("bench"), pool, served: 0 };
                 let (rounds, turn) = (pace.rounds, pace.turn);
-                // In a task, as an application would: the main thread is none of the runtime's
-                // workers.
+                // The cycles run in a task, as in an application, because the main thread is no
+                // worker of the runtime.
                 let measured = tokio::spawn(async move {
                     till.round(Duration::from_millis(400)).await;
                     let mut measured = Vec::new();

@@ -1,19 +1,19 @@
-//! Peers: the locks that the server has itself, and the cheapest statement there is.
+//! Peers: the server's own locks, and the cheapest statement.
 
 use sqlx::mysql::MySqlConnection;
 use sqlx::postgres::{PgAdvisoryLock, PgConnection};
 
 use crate::floor::Bare;
 
-/// A lock of the server, on a connection of its own. It writes nothing, has no token and ends with
-/// the connection.
+/// A lock of the server, on its own connection. It writes nothing, has no token and ends with the
+/// connection.
 pub(crate) enum ServerLock {
     Postgres(PgConnection, PgAdvisoryLock),
     MySql(MySqlConnection),
 }
 
 impl ServerLock {
-    /// The lock of the server of this connection. `None`: SQLite has none.
+    /// Returns the lock of the server of this connection. `None`: SQLite has none.
     pub(crate) fn on(bare: Bare) -> Option<Self> {
         match bare {
             Bare::Postgres(conn) => Some(Self::Postgres(conn, PgAdvisoryLock::new("cycle"))),
@@ -48,7 +48,7 @@ impl ServerLock {
 }
 
 impl Bare {
-    /// A round trip to the server, which reads and writes nothing.
+    /// Makes a round trip to the server that reads and writes nothing.
     pub(crate) async fn ping(&mut self) {
         let sql = "SELECT 1";
         match self {

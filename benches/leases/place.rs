@@ -1,4 +1,4 @@
-//! Where it is measured: a database of its own, made and dropped again.
+//! The place of a measurement: a database that is created for it and dropped afterwards.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ pub(crate) struct Place {
     options: Options,
     server: Option<Options>,
     name: String,
-    /// How SQLite writes.
+    /// SQLite's `synchronous` setting.
     synchronous: Option<&'static str>,
     _file: Option<TempDir>,
 }
@@ -37,7 +37,7 @@ pub(crate) enum Pool {
     Sqlite(SqlitePool),
 }
 
-/// The databases, where what can be expected of them differs.
+/// The kinds of databases, with different expectations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Postgres,
@@ -47,11 +47,11 @@ pub(crate) enum Kind {
 }
 
 impl Place {
-    /// The place that a URL names; without one, two embedded ones.
+    /// Returns the place of a URL; without a URL, two embedded ones.
     pub(crate) async fn all(url: Option<String>) -> Vec<Self> {
         match url {
             Some(url) if !url.starts_with("sqlite:") => vec![Self::on_server(&url).await],
-            // Also with the URL of a file a new one is made: beside it, on the same disk.
+            // For the URL of a file, a new file is created beside it, on the same disk.
             url => {
                 let beside = url.as_deref().and_then(directory);
                 let full = Self::embedded(beside.as_deref(), "FULL").await;
@@ -121,17 +121,17 @@ impl Place {
         }
     }
 
-    /// A client as an application makes it.
+    /// Creates a client, as an application does.
     pub(crate) fn locks(&self) -> Locks {
         self.options.clone().locks()
     }
 
-    /// The pool of an application.
+    /// Creates the pool of an application.
     pub(crate) fn pool(&self) -> Pool {
         self.options.clone().pool()
     }
 
-    /// The description of this place in a run.
+    /// Describes this place for a run.
     pub(crate) async fn describe(&self) -> Value {
         let mut bare = self.bare().await;
         let max_connections = bare.max_connections().await;
@@ -139,7 +139,7 @@ impl Place {
         json!({ "title": self.title, "max_connections": max_connections })
     }
 
-    /// Where another process finds this place.
+    /// Returns the address of this place for another process.
     pub(crate) fn address(&self) -> Value {
         match &self.options {
             Options::Postgres(options) => json!({ "url": options.to_url_lossy().as_str() }),
@@ -148,7 +148,7 @@ impl Place {
         }
     }
 
-    /// A client in another process.
+    /// Creates a client in another process.
     pub(crate) fn locks_at(address: &Value) -> Locks {
         let text = |key: &str| address[key].as_str().expect("a text");
         let options = match address["url"].as_str() {
@@ -161,7 +161,7 @@ impl Place {
         options.locks()
     }
 
-    /// Hears what is said on a channel, where that can be.
+    /// Listens to a channel, if the database supports notifications.
     pub(crate) async fn ear(&self, channel: &str) -> Option<Ear> {
         match self.options.clone() {
             Options::Postgres(options) => {
@@ -172,7 +172,7 @@ impl Place {
         }
     }
 
-    /// A connection to the server, outside of the place, which counts for nothing there.
+    /// Opens a connection to the server outside of the place, which does not affect its counts.
     pub(crate) async fn monitor(&self) -> Option<Bare> {
         match &self.server {
             Some(server) => Some(server.connect().await),
@@ -180,17 +180,17 @@ impl Place {
         }
     }
 
-    /// The name of the place on its server.
+    /// Returns the name of the place on its server.
     pub(crate) fn database(&self) -> &str {
         &self.name
     }
 
-    /// A connection without a pool.
+    /// Opens a connection without a pool.
     pub(crate) async fn bare(&self) -> Bare {
         self.options.connect().await
     }
 
-    /// As many connections as the floor may have for so many tasks: 16, or SQLite's one writer.
+    /// Opens the floor's connections for `tasks` tasks: at most 16, or SQLite's one writer.
     pub(crate) async fn floor(&self, tasks: usize) -> Vec<Bare> {
         let most = if matches!(self.options, Options::Sqlite(_)) { 1 } else { 16 };
         let mut floor = Vec::new();
@@ -234,7 +234,7 @@ impl Options {
             Self::Postgres(options) => Bare::Postgres(options.connect().await.expect("connect")),
             Self::MySql(options) => {
                 let mut conn = options.connect().await.expect("connect");
-                // As sqlock's own connections have it.
+                // The level of sqlock's own connections.
                 conn.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.expect("SET");
                 Bare::MySql(conn)
             }

@@ -1,8 +1,8 @@
 //! F, G, H. One name that several processes want.
 //!
-//! The floor is what any hand-off between processes needs: one commit, and the word of it. Two bare
-//! connections pass a row to and fro; on PostgreSQL each is notified in a statement of its own
-//! after the commit, elsewhere it looks every millisecond.
+//! The floor is the least that a hand-off between processes needs: one commit and its notification.
+//! Two bare connections pass a row to and fro; on PostgreSQL each is notified in a separate
+//! statement after the commit, on the others it polls every millisecond.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,8 +19,7 @@ use crate::worker::{Done, Turn, Worker, clock};
 /// How often the floor polls, without notifications.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// F. How long it takes from the call of a release until another process holds the name, when that
-/// waits already.
+/// F. Measures the time from the call of a release until another, waiting process holds the name.
 pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
     let mut lines = Vec::new();
     for (hold, most) in [(5, 4), (100, 20)] {
@@ -62,7 +61,7 @@ pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
     lines
 }
 
-/// G. Processes that take the name in turn and give it back at once.
+/// G. Measures processes that take the name in turn and release it at once.
 pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
     let mut lines = Vec::new();
     for processes in [2, 8, 16] {
@@ -101,11 +100,11 @@ pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
     lines
 }
 
-/// H. The statements that the server receives for each hand-off.
+/// H. Counts the statements that the server receives for each hand-off.
 pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
     let mut lines = Vec::new();
     for (processes, tasks) in [(2, 1), (16, 1), (4, 4), (4, 32), (4, 256)] {
-        // What it costs to begin and to end is what it costs to do nothing else.
+        // An idle run shows the cost of the beginning and the end.
         let (Some((idle, _)), Some((busy, turns))) =
             (bill(place, processes, tasks, Duration::ZERO).await, bill(place, processes, tasks, pace.turn * 10).await)
         else {
@@ -125,8 +124,8 @@ pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
     lines
 }
 
-/// What the server counts from the first worker to the end of the last, and how many turns they
-/// took.
+/// Returns the server's count from the start of the first worker to the end of the last, and their
+/// number of turns.
 async fn bill(place: &Place, processes: usize, tasks: usize, time: Duration) -> Option<(i64, u64)> {
     let mut meter = place.monitor().await?;
     let before = meter.total(place.database()).await;
@@ -147,8 +146,7 @@ fn turns(done: Vec<Done>) -> Vec<u64> {
     done.into_iter().map(|done| done.turns.into_iter().sum()).collect()
 }
 
-/// For how long each name lay between two holders, in microseconds, when the later one waited for
-/// it.
+/// Returns the times between two holders, in microseconds, if the later holder was waiting.
 fn waits(log: &[Turn]) -> Vec<f64> {
     let mut turns: Vec<&Turn> = log.iter().collect();
     turns.sort_by_key(|turn| turn.token);
@@ -161,7 +159,7 @@ fn waits(log: &[Turn]) -> Vec<f64> {
     turns.windows(2).filter_map(waited).collect()
 }
 
-/// Two that pass a row to and fro.
+/// Passes a row to and fro between two connections.
 async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> {
     let names = ["00000000000000000000000000000000", "11111111111111111111111111111111"];
     let log = Arc::new(Mutex::new(HashMap::new()));

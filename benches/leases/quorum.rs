@@ -13,22 +13,22 @@ const TURN: usize = 10;
 
 const SERVERS: [&str; 3] = ["SQLOCK_TEST_POSTGRES_URL", "SQLOCK_TEST_MYSQL_URL", "SQLOCK_TEST_MARIADB_URL"];
 
-/// What one round has measured, in microseconds.
+/// The measurements of one round, in microseconds.
 #[derive(Default)]
 struct Round {
     quorum: Vec<f64>,
-    /// Of each database.
+    /// The times of each database.
     alone: [Vec<f64>; 3],
 }
 
 impl Round {
-    /// Of the database that is the slowest in this round.
+    /// Returns the percentile of the slowest database in this round.
     fn slowest(&self, percent: usize) -> f64 {
         self.alone.iter().map(|times| percentile(times, percent)).fold(0.0, f64::max)
     }
 }
 
-/// Nothing, unless all three servers are there; once, beside PostgreSQL.
+/// Measures once, beside PostgreSQL, and only if all three servers exist.
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let urls: Vec<String> = SERVERS.iter().filter_map(|variable| std::env::var(variable).ok()).collect();
     if place.kind() != Kind::Postgres || urls.len() != SERVERS.len() {
@@ -40,7 +40,8 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     }
     let locks: Vec<Locks> = places.iter().map(Place::locks).collect();
     let (count, turn) = (pace.rounds, pace.turn);
-    // In a task, as an application would: the main thread is none of the runtime's workers.
+    // The rounds run in a task, as in an application, because the main thread is no worker of the
+    // runtime.
     let rounds = tokio::spawn(async move {
         let quorum = Quorum::new(locks.clone());
         // New tables vote when they are older than the TTL.

@@ -19,7 +19,8 @@ const LONG: Duration = Duration::from_secs(3600);
 /// The numbers of leases with which heartbeats are measured.
 const HELD: [usize; 3] = [1, 100, LEASES];
 
-/// All are renewed in the background at a third of this: long after they were acquired.
+/// The TTL of leases that are renewed in the background, at a third of it: long after they were
+/// acquired.
 const TTL: Duration = Duration::from_secs(18);
 
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
@@ -124,7 +125,7 @@ async fn acquire(locks: &Locks, names: Range<usize>, ttl: Duration) -> Vec<Arc<L
     running.join_all().await
 }
 
-/// The time until every lease is confirmed for longer, each by a task that holds it.
+/// Measures the time until every lease is extended, each by the task that holds it.
 async fn extend_all(leases: &[Arc<Lease>]) -> Duration {
     let start = Instant::now();
     let mut running = JoinSet::new();
@@ -143,7 +144,7 @@ async fn statements_to_extend(leases: &[Arc<Lease>], place: &Place) -> Option<i6
     Some(counter.statements().await? - before)
 }
 
-/// How many statements the keeper needs to renew all leases once.
+/// Measures the number of background statements to renew all leases once.
 async fn statements_in_background(place: &Place) -> Option<Line> {
     let mut counter = place.bare().await;
     let locks = place.locks();
@@ -156,7 +157,7 @@ async fn statements_in_background(place: &Place) -> Option<Line> {
     let mut left: Vec<usize> = (0..LEASES).collect();
     while !left.is_empty() {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        // Renewed is what has more time left than a clock that only runs down would show.
+        // A lease is renewed if it has more time left than it would have without a renewal.
         left.retain(|&i| leases[i].remaining() + read.elapsed() < remaining[i] + TTL / 10);
         assert!(acquired.elapsed() < TTL, "not renewed in time");
     }
@@ -193,7 +194,7 @@ async fn acquire_one_by_one(floor: &mut Vec<Bare>) -> Vec<Vec<Held>> {
     held
 }
 
-/// The time until `count` rows were updated, each connection with its share.
+/// Measures the time until `count` rows were updated, each connection with its share.
 async fn renew_one_by_one(floor: &mut Vec<Bare>, held: &mut Vec<Vec<Held>>, count: usize) -> Duration {
     let start = Instant::now();
     let connections = floor.len();

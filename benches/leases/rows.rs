@@ -1,8 +1,8 @@
 //! I. Locks and versions in the caller's own transactions, next to the same SQL written by hand.
 //!
-//! Both sides use the same pool, the same rows, and prepared statements. What is not the same is
-//! not hidden: on SQLite a row by hand is locked by BEGIN IMMEDIATE alone, and the statement with
-//! which sqlock makes sure of that is ours to pay.
+//! Both sides use the same pool, the same rows, and prepared statements. One difference remains: on
+//! SQLite, the hand-written side locks a row by BEGIN IMMEDIATE alone, and the statement with which
+//! sqlock verifies the lock counts as a cost of sqlock.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ use sqlx::{MySqlPool, PgPool, QueryBuilder, SqlitePool};
 use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::place::{Place, Pool};
 
-/// Contender and by hand take turns after so many cycles, so that they meet the same noise.
+/// Contender and hand-written SQL take turns after this many cycles, so that they meet the same
+/// noise.
 const TURN: usize = 10;
 
 const NAME: &str = "rows";
@@ -60,7 +61,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
 
 type Pick = fn(&Round) -> &Sides;
 
-/// What one round measured.
+/// The measurements of one round.
 #[derive(Default)]
 struct Round {
     named: Sides,
@@ -75,7 +76,7 @@ struct Sides {
     by_hand: Vec<Cycle>,
 }
 
-/// The times of a transaction. A statement outside of one has nothing before and after it.
+/// The times of a transaction. A statement outside of a transaction has no BEGIN and COMMIT.
 struct Cycle {
     begin: Duration,
     statement: Duration,
@@ -100,7 +101,7 @@ fn times(cycles: &[Cycle], of: fn(&Cycle) -> Duration) -> Vec<f64> {
     cycles.iter().map(|cycle| of(cycle).as_secs_f64() * 1e6).collect()
 }
 
-/// Times a transaction with something in it.
+/// Times a transaction around some work.
 macro_rules! in_transaction {
     ($bench:ident, $begin:literal, |$tx:ident| $work:block) => {{
         let start = Instant::now();
@@ -127,8 +128,8 @@ macro_rules! on {
                 insert.await.expect("a row");
                 let mut bench = Bench { pool, locks, accounts, version: 1 };
                 let (rounds, turn) = (pace.rounds, pace.turn);
-                // In a task, as an application would: the main thread is none of the runtime's
-                // workers.
+                // The cycles run in a task, as in an application, because the main thread is no
+                // worker of the runtime.
                 let measured = tokio::spawn(async move {
                     bench.round(Duration::from_millis(400)).await;
                     let mut measured = Vec::new();
@@ -147,7 +148,7 @@ macro_rules! on {
                 pool: $pool,
                 locks: Locks,
                 accounts: Versioned,
-                /// Of the row, as it was written last.
+                /// The version of the row, as written last.
                 version: i64,
             }
 
@@ -267,7 +268,7 @@ on!(mysql, MySqlPool, sqlx::MySql, "BEGIN",
     keyed: "SELECT id FROM bench_account WHERE id = ? FOR UPDATE",
     update: "UPDATE bench_account SET balance = ?, version = version + 1 WHERE id = ? AND version = ?");
 
-// Nothing is to be locked any more, and there is no row that stands for a name.
+// SQLite needs no further lock, and has no rows for names.
 on!(sqlite, SqlitePool, sqlx::Sqlite, "BEGIN IMMEDIATE",
     name: NAME,
     named: None,

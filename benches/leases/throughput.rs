@@ -16,7 +16,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
         let mut floor = place.floor(tasks).await;
         let connections = floor.len();
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        // The first round makes the rows and warms up.
+        // The first round creates the rows and warms up.
         for round in 0..=pace.rounds {
             let rate = cycles_of_tasks(&locks, tasks, pace.turn).await;
             let floor_rate = cycles_of_connections(&mut floor, tasks, pace.turn).await;
@@ -58,7 +58,7 @@ fn aim(kind: Kind, tasks: usize) -> Option<Aim> {
     Some(Aim::AtLeast(least))
 }
 
-/// Each task takes and gives back a name of its own.
+/// Measures tasks that each acquire and release a name of their own.
 async fn cycles_of_tasks(locks: &Locks, tasks: usize, time: Duration) -> f64 {
     let start = Instant::now();
     let mut running = JoinSet::new();
@@ -79,7 +79,7 @@ async fn cycles_of_tasks(locks: &Locks, tasks: usize, time: Duration) -> f64 {
     f64::from(cycles) / start.elapsed().as_secs_f64()
 }
 
-/// Each connection serves its share of the names, one after the other.
+/// Measures connections that each serve their share of the names, one after the other.
 async fn cycles_of_connections(floor: &mut Vec<Bare>, tasks: usize, time: Duration) -> f64 {
     let start = Instant::now();
     let connections = floor.len();

@@ -1,7 +1,7 @@
-//! A process among those that want one name: this program, started again, with a client of its own.
+//! One of the processes that want one name: this program, started again, with its own client.
 //!
-//! Its standard input has the database and the behaviour, as JSON; then, a line each, how long to
-//! take turns, and it answers each with a line of JSON. It ends when its input does.
+//! Its standard input has the database and the behaviour, as JSON, and then a line with a duration
+//! for each series of turns. The process answers each with a line of JSON, and ends with its input.
 
 use std::io::BufRead;
 use std::process::Stdio;
@@ -18,7 +18,7 @@ use crate::place::Place;
 /// The argument that makes this program a worker.
 pub(crate) const WORKER: &str = "--worker";
 
-/// One turn of somebody who had the name, in nanoseconds of the clock that all processes share.
+/// One turn of a holder of the name, in nanoseconds of the clock that all processes share.
 pub(crate) struct Turn {
     pub(crate) token: i64,
     pub(crate) called: i64,
@@ -26,15 +26,15 @@ pub(crate) struct Turn {
     pub(crate) released: i64,
 }
 
-/// What a worker did.
+/// The results of a worker.
 pub(crate) struct Done {
-    /// How often each of its tasks had the name.
+    /// The number of turns of each of its tasks.
     pub(crate) turns: Vec<u64>,
-    /// The turns one by one, when they were held for a while.
+    /// The single turns, if they were held for a while.
     pub(crate) log: Vec<Turn>,
 }
 
-/// A worker, as its parent sees it.
+/// The parent's handle to a worker.
 pub(crate) struct Worker {
     child: Child,
     orders: ChildStdin,
@@ -42,8 +42,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker, which is connected when this returns. `hold`: for how long it keeps the
-    /// name, more or less.
+    /// Starts a worker and waits until it is connected. `hold`: about how long it keeps the name.
     pub(crate) async fn start(place: &Place, tasks: usize, hold: Duration) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
             .arg(WORKER)
@@ -61,7 +60,7 @@ impl Worker {
         worker
     }
 
-    /// Lets workers take turns all together.
+    /// Lets all workers take turns at the same time.
     pub(crate) async fn take_turns(workers: &mut [Self], time: Duration) -> Vec<Done> {
         for worker in &mut *workers {
             worker.tell(&time.as_micros().to_string()).await;
@@ -83,7 +82,7 @@ impl Worker {
         done
     }
 
-    /// Returns when the process has ended, and with it its connections.
+    /// Waits until the process and its connections have ended.
     pub(crate) async fn end(self) {
         let Self { mut child, orders, answers } = self;
         drop(orders);
@@ -100,7 +99,7 @@ impl Worker {
     }
 }
 
-/// The worker itself.
+/// Runs the worker itself.
 pub(crate) async fn run() {
     let mut orders = std::io::stdin().lock().lines().map(|order| order.expect("an order"));
     let behaviour: Value = serde_json::from_str(&orders.next().expect("where to go")).expect("JSON");
@@ -124,7 +123,7 @@ pub(crate) async fn run() {
                     let acquired = clock();
                     turns += 1;
                     if !hold.is_zero() {
-                        // Out of step with parties that poll.
+                        // The varying time avoids a common rhythm with polling parties.
                         tokio::time::sleep(hold.mul_f64(0.75 + (acquired / 1000 % 1000) as f64 / 2000.0)).await;
                         log.push((lease.token().get(), called, acquired, clock()));
                     }
@@ -139,7 +138,7 @@ pub(crate) async fn run() {
     locks.shutdown().await.expect("shutdown");
 }
 
-/// Nanoseconds on a clock that is the same in all processes.
+/// Returns the nanoseconds of a clock that is the same in all processes.
 pub(crate) fn clock() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec

@@ -11,12 +11,12 @@ use tokio::task::JoinSet;
 use super::Payment;
 use super::shared::Result;
 
-/// The shop as its customers know it.
+/// The customers' view of the shop.
 #[derive(Clone)]
 pub(super) struct Shop {
     pub(super) at: watch::Receiver<String>,
     pub(super) path: &'static str,
-    /// Orders of an earlier run of this example are others.
+    /// The mark of this run, which distinguishes its orders from those of earlier runs.
     pub(super) run: String,
 }
 
@@ -25,7 +25,7 @@ impl Shop {
         Payment { order: format!("{item} ({})", self.run), cents }
     }
 
-    /// All of them at once, each several times.
+    /// Sends all payments at once, each several times.
     pub(super) async fn pay_all(
         &self,
         customer: &'static str,
@@ -53,7 +53,7 @@ impl Shop {
             if start.elapsed() > Duration::from_secs(90) {
                 return Err(format!("no answer for 90 seconds, but {told}").into());
             }
-            // A client that has the time waits for as long as Retry-After says.
+            // A real client waits for the time of Retry-After.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -87,7 +87,7 @@ pub(super) async fn post(url: (&str, &str), customer: &str, key: &str, body: &st
 }
 
 impl Answer {
-    /// `None`: it is not complete.
+    /// Parses an answer. `None`: the answer is incomplete.
     fn parse(answer: &str) -> Option<Self> {
         let (head, body) = answer.split_once("\r\n\r\n")?;
         let mut lines = head.lines();

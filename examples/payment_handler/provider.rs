@@ -1,5 +1,4 @@
-//! A payment provider, as its customers know them: it charges once for each key, and is not always
-//! in time.
+//! A payment provider: it charges once for each key, and does not always answer in time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,14 +24,14 @@ pub(super) type Charge = (String, String, i64);
 
 #[derive(Clone, Default)]
 pub(super) struct Provider {
-    /// By the key with which it was asked for.
+    /// The charges by the provider's key.
     charges: Arc<Mutex<HashMap<String, Charge>>>,
     pub(super) called: Arc<Notify>,
     pub(super) go_on: Arc<Notify>,
 }
 
 impl Provider {
-    /// Starts it. Returns where it listens.
+    /// Starts the provider, and returns its address.
     pub(super) async fn start(&self) -> Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?.to_string();
@@ -41,12 +40,12 @@ impl Provider {
         Ok(address)
     }
 
-    /// Returns what it has charged.
+    /// Returns the charges.
     pub(super) fn charges(&self) -> Vec<Charge> {
         self.charges.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Charges, unless it has done so with this key. Returns the number of the charge, and whether
+    /// Charges unless this key has a charge already. Returns the number of the charge, and whether
     /// it is the first for the order.
     fn charge(&self, key: &str, payment: &Payment) -> (String, bool) {
         let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);

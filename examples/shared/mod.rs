@@ -1,5 +1,5 @@
-//! What the examples share. None of it is needed to use sqlock: an application has one database and
-//! knows its type.
+//! The code that the examples share. An application does not need it, because it has one database
+//! and knows its type.
 
 #![allow(dead_code, unused_imports, unused_macros, unreachable_pub, reason = "each example uses its part")]
 
@@ -74,7 +74,7 @@ pub(crate) use any_database;
 /// The database an example runs on.
 pub struct Database {
     pub url: String,
-    /// Deletes the file of this run when it ends.
+    /// The directory of this run's file, deleted at its end.
     _file: Option<tempfile::TempDir>,
 }
 
@@ -119,7 +119,7 @@ pub fn failed(error: Box<dyn Error + Send + Sync>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// `scheme://user:password@host/database?…` as `scheme://host/database`.
+/// Shortens `scheme://user:password@host/database?…` to `scheme://host/database`.
 fn without_credentials(url: &str) -> String {
     let url = url.split('?').next().unwrap_or_default();
     match (url.split_once("://"), url.rsplit_once('@')) {
@@ -131,13 +131,14 @@ fn without_credentials(url: &str) -> String {
 #[cfg(feature = "sqlite")]
 pub async fn sqlite(url: &str) -> Result<sqlx::SqlitePool> {
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
-    // WAL: who reads does not keep others from writing.
+    // WAL: readers do not block writers.
     let file: SqliteConnectOptions = url.parse()?;
     let file = file.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
     let pool = SqlitePoolOptions::new().max_connections(4);
     loop {
         match pool.clone().connect_with(file.clone()).await {
-            // Another process switches the new file to WAL: SQLite does not wait for that.
+            // Another process switches the new file to WAL, and SQLite does not wait for the
+            // switch.
             Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "5") => {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -157,8 +158,7 @@ pub async fn mysql(url: &str) -> Result<sqlx::MySqlPool> {
     Ok(sqlx::mysql::MySqlPoolOptions::new().max_connections(4).connect(&url).await?)
 }
 
-/// Runs of one example share its tables, so they take turns. (What keeps them apart is a lease, of
-/// course.)
+/// Makes the runs of one example, which share its tables, take turns. (A lease separates them.)
 pub async fn take_turns(locks: &Locks, example: &str) -> Result<Lease> {
     locks.migrate().await?;
     let turn = locks.lease(format!("example/{example}")).ttl(Duration::from_secs(10));
@@ -190,9 +190,8 @@ impl Database {
         Ok(command)
     }
 
-    /// Starts this example again as another process on this database, to be talked with. It waits
-    /// for
-    /// [`begin`](Conversation::begin).
+    /// Starts this example again as another process on this database, for a conversation. The
+    /// process waits for [`begin`](Conversation::begin).
     pub fn conversation(&self, arguments: &str) -> Result<Conversation> {
         let mut child = self.again(arguments)?.stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().ok_or("no stdout")?;
@@ -200,7 +199,7 @@ impl Database {
     }
 
     /// Runs this example again as other processes on this database, one for each line of arguments.
-    /// They begin at the same moment, and what they print is printed here.
+    /// They begin at the same moment, and their output is printed here.
     pub async fn processes(&self, lines: impl IntoIterator<Item = String>) -> Result<()> {
         let mut ready = Vec::new();
         for line in lines {
@@ -220,7 +219,7 @@ impl Database {
     }
 }
 
-/// Another process that runs this example, and what it says.
+/// Another process that runs this example, and its output.
 pub struct Conversation {
     child: Child,
     output: Lines<BufReader<ChildStdout>>,
@@ -236,13 +235,13 @@ impl Conversation {
         Ok(self.child.stdin.as_mut().ok_or("no stdin")?.write_all(b"go\n").await?)
     }
 
-    /// Lets it begin.
+    /// Lets the process begin.
     pub async fn begin(&mut self) -> Result<()> {
         self.is_ready().await?;
         self.go().await
     }
 
-    /// Waits until it says something that begins like this. What comes then.
+    /// Waits for a line with this beginning, and returns the rest of the line.
     pub async fn hears(&mut self, beginning: &str) -> Result<String> {
         let says = async {
             while let Some(line) = self.output.next_line().await? {
@@ -255,19 +254,19 @@ impl Conversation {
         tokio::time::timeout(Duration::from_secs(60), says).await.map_err(|_| "a process says nothing")?
     }
 
-    /// Sends it a signal, as `kill -STOP` does.
+    /// Sends a signal to the process, as `kill -STOP` does.
     pub async fn signal(&self, signal: &str) -> Result<()> {
         let process = self.child.id().ok_or("the process has ended")?;
         let sent = Command::new("kill").arg(format!("-{signal}")).arg(process.to_string()).status().await?;
         if sent.success() { Ok(()) } else { Err(format!("could not send {signal}").into()) }
     }
 
-    /// With `kill -9`.
+    /// Kills the process with `kill -9`.
     pub async fn kill(mut self) -> Result<()> {
         Ok(self.child.kill().await?)
     }
 
-    /// Waits until it has ended, and shows what else it says.
+    /// Waits for the end of the process, and prints its remaining output.
     pub async fn ends(mut self) -> Result<()> {
         while let Some(line) = self.output.next_line().await? {
             println!("{line}");
@@ -276,13 +275,13 @@ impl Conversation {
     }
 }
 
-/// In such a process: its arguments.
+/// Returns the arguments of such a process.
 pub fn arguments() -> Option<Vec<String>> {
     let words: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     (!words.is_empty()).then_some(words)
 }
 
-/// In such a process: waits until all the others are ready, too.
+/// Waits, in such a process, until all the others are ready, too.
 pub async fn all_are_ready() -> Result<()> {
     println!("ready");
     let mut go = String::new();
@@ -292,7 +291,7 @@ pub async fn all_are_ready() -> Result<()> {
     }
 }
 
-/// In such a process: completes when its stdin ends, which is when the other process does.
+/// Completes, in such a process, when its stdin ends together with the other process.
 pub async fn until_stdin_ends() {
     let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
 }

@@ -21,7 +21,7 @@ pub(crate) struct ListedHolder {
     pub(crate) mode: Mode,
     /// `None`: the holder released the name, which stays unavailable until `expires_at`.
     pub(crate) owner: Option<Owner>,
-    /// How many acquisitions of the owner hold together.
+    /// The number of acquisitions of the owner that hold the name together.
     pub(crate) acquisitions: i64,
     pub(crate) token: i64,
     pub(crate) holder: String,
@@ -49,9 +49,9 @@ pub(crate) struct ListedWaiter {
 /// A range of names to purge.
 #[derive(Clone, Debug)]
 pub(crate) struct SweepRange {
-    /// The range begins after this name. Empty: with the first name.
+    /// The range begins after this name. Empty: the range begins with the first name.
     pub(crate) after: String,
-    /// How many names the range has.
+    /// The number of names in the range.
     pub(crate) limit: u32,
     pub(crate) retention: Duration,
 }
@@ -59,17 +59,17 @@ pub(crate) struct SweepRange {
 /// The result of purging a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Swept {
-    /// How many names were purged.
+    /// The number of purged names.
     pub(crate) purged: u64,
     /// The last name of the range. `None`: there are no more names.
     pub(crate) last: Option<String>,
 }
 
-/// Where the votes of a quorum come from.
+/// The server and the tables behind a vote of a quorum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The server, as it identifies itself on every connection. `None`: it cannot be told from
-    /// others.
+    /// The server, as it identifies itself on every connection. `None`: nothing distinguishes it
+    /// from other servers.
     pub(crate) server: Option<String>,
     /// For how long the tables have existed, by the database's clock. `None`: the migrations have
     /// no record.

@@ -28,7 +28,8 @@ pub trait Dialect: sqlx::Database {
         sql
     }
 
-    /// Ends a transaction that began with [`begin_sql`](Self::begin_sql), unless the driver can.
+    /// Ends a transaction that began with [`begin_sql`](Self::begin_sql), unless the driver can end
+    /// it.
     fn end_transaction(conn: &mut Self::Connection, ending: Ending) -> StoreFuture<'_, EndOutcome> {
         let _ = (conn, ending);
         Box::pin(async { Ok(EndOutcome::StillOpen) })
@@ -53,7 +54,7 @@ pub trait Dialect: sqlx::Database {
     /// Binds an integer.
     fn push_integer(query: &mut sqlx::QueryBuilder<Self>, value: i64);
 
-    /// Returns the greatest number of an integer column, where the catalogue has it.
+    /// Returns the greatest number of an integer column, if the catalogue has it.
     fn greatest_integer<'a>(
         conn: &'a mut Self::Connection,
         table: &'a Table,
@@ -81,7 +82,7 @@ pub trait Dialect: sqlx::Database {
     /// Returns why a statement that locks rows failed, if the error is about the lock.
     fn lock_failure(error: &sqlx::Error) -> Option<LockFailure>;
 
-    /// Returns whether the server rolled the transaction back on this error, which usually ends
+    /// Returns whether the server rolled back the transaction on this error. The error usually ends
     /// only the statement.
     fn has_rolled_back<'a>(conn: &'a mut Self::Connection, error: &'a sqlx::Error) -> StoreFuture<'a, bool> {
         let _ = (conn, error);
@@ -142,7 +143,7 @@ pub enum EndOutcome {
     StillOpen,
     /// The transaction ended as requested, and the settings of the session are restored.
     Done,
-    /// One of its own statements had committed or rolled back the transaction already.
+    /// One of its statements had already committed or rolled back the transaction.
     EndedBefore,
 }
 
@@ -155,7 +156,7 @@ pub struct Locking {
     pub wait: Wait,
 }
 
-/// What to do about rows that other transactions have locked.
+/// The handling of rows that other transactions have locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Wait as long as the settings of the session allow.
@@ -207,10 +208,10 @@ pub struct Column {
     pub type_name: String,
     /// A unique index on this column and the others of its key alone, preferably a usable one.
     pub unique: Option<Unique>,
-    /// The storage engine of the table, if that does not lock rows.
+    /// The storage engine of the table, if it does not lock rows.
     pub engine_without_row_locks: Option<String>,
-    /// How a text `k.k` is written so that it sorts as the column does, where that is not the order
-    /// of its bytes.
+    /// The expression that sorts a text `k.k` as the column sorts, if the column does not sort by
+    /// bytes.
     pub collated: Option<String>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Both sides run on the clock of this host, and the model takes over the tables of the database
 //! after each request, so moments differ by the time between two statements at most. Time passes by
-//! moving all moments of both sides back, by multiples of five seconds, while everything ends two
-//! or three seconds beside such a multiple. So no answer depends on how fast this machine is.
+//! moving all moments of both sides back, by multiples of five seconds, while every expiry is two
+//! or three seconds away from such a multiple. So no answer depends on the speed of this machine.
 
 mod comparison;
 mod requests;
@@ -25,7 +25,7 @@ use crate::token::FencingToken;
 /// How far two equal times may differ.
 const TOLERANCE: i64 = 1_500_000;
 
-/// A longer sequence is not compared any more.
+/// The longest sequence that is still compared.
 const SEQUENCE: Duration = Duration::from_secs(1);
 
 /// The requests of one sequence.

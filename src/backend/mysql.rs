@@ -79,7 +79,8 @@ impl Backend for MySqlBackend {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
             let ServerInfo { flavor, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
-            // Also if this account may write: other servers would not see the writes of a replica.
+            // This applies even to an account that may write: other servers would not see the
+            // writes of a replica.
             if is_read_only {
                 return Err(not_writable(format!("{} is read-only, as replicas are", self.address())));
             }
@@ -241,11 +242,11 @@ impl AdminStore for MySqlStore {
         Box::pin(async move {
             let server: Option<String> = match self.flavor {
                 Flavor::MySql => Some(sqlx::query_scalar(SERVER).fetch_one(&mut self.conn).await?),
-                // It has no name of its own: the name of its host may be that of another one.
+                // MariaDB has no identity of its own: two servers may have the same host name.
                 Flavor::MariaDb => None,
             };
             let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut self.conn).await)?.flatten();
-            // A clock that was set back makes it young.
+            // A clock that was set back makes the tables young.
             let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server, age })
         })

@@ -5,7 +5,7 @@ use crate::name::LockName;
 use crate::protocol::LeaseId;
 use crate::token::FencingToken;
 
-/// What the holder of a name notes.
+/// A note of the holder of a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Note {
     pub(crate) name: LockName,
@@ -14,10 +14,10 @@ pub(crate) struct Note {
     pub(crate) text: String,
 }
 
-/// Keeps the notes of holders.
+/// Stores the notes of holders.
 pub(crate) trait NoteStore: Send {
-    /// Writes the note of a valid holding, in the place of an earlier one. Returns `false` if the
-    /// holding has ended: nothing is written then.
+    /// Writes the note of a valid holding, replacing an earlier one. Returns `false`, and writes
+    /// nothing, if the holding has ended.
     fn write_note<'a>(&'a mut self, note: &'a Note) -> StoreFuture<'a, bool>;
 
     /// Reads the note of the latest holder of a name, which may have released the name.

@@ -46,9 +46,9 @@ use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
-/// How long a statement waits for a lock: not longer than its client waits for the answer, since it
-/// would take effect when the client has given it up. A pooler refuses settings; there a
-/// statement waits without a limit.
+/// How long a statement waits for a lock: not longer than its client waits for the answer, because
+/// otherwise the statement would take effect after the client has given it up. A pooler refuses
+/// settings; there a statement waits without a limit.
 const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
 
 /// The backend on connections made like those of the caller's pool.
@@ -115,7 +115,7 @@ impl Backend for PostgresBackend {
         self.can_listen.load(Ordering::Relaxed)
     }
 
-    /// It listens also while the client waits for nothing: that costs the server nothing.
+    /// Listens even while the client waits for no name, because this costs the server nothing.
     fn connect_for_heartbeats(&self, _is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let store = self.open().await?;
@@ -231,7 +231,7 @@ impl AdminStore for PostgresStore {
             let conn = self.connection.connection().await?;
             let started = started_at(conn).await?;
             let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(conn).await)?.flatten();
-            // A clock that was set back makes it young.
+            // A clock that was set back makes the tables young.
             let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server: Some(format!("PostgreSQL {started}")), age })
         })

@@ -1,6 +1,6 @@
-//! The records of requests that must take effect once: the statements that are alike on all
-//! databases, in the caller's transactions and on connections of the client. The statements of a
-//! single database are in its own `records.rs`.
+//! The records of requests that must take effect once: the statements common to all databases, in
+//! the caller's transactions and on connections of the client. The statements of a single database
+//! are in its own `records.rs`.
 
 mod attempt;
 mod claim;
@@ -42,7 +42,7 @@ pub trait RecordDialect: Dialect {
     const NOW: &'static str;
     /// The beginning and the end of an INSERT that skips existing rows.
     const INSERT_NEW: (&'static str, &'static str);
-    /// The clause with which a SELECT locks its rows, and skips those that other transactions have
+    /// The clause with which a SELECT locks its rows and skips rows that other transactions have
     /// locked.
     const SKIP_LOCKED: &'static str = "";
     /// Whether a DELETE can contain such a SELECT. Otherwise the SELECT runs before it, in the same
@@ -52,15 +52,16 @@ pub trait RecordDialect: Dialect {
     const EXPIRY_INDEX_HINT: &'static str = "";
     /// The column with the name of a step, as text.
     const STEP_COLUMN: &'static str;
-    /// Whether a claim may wait for another one that is not committed. Another connection then
-    /// looks for such a claim first.
+    /// Whether a claim may wait for another, uncommitted claim. Another connection then looks for
+    /// such a claim first.
     const CLAIM_MAY_WAIT: bool;
 
     /// Selects a text that identifies the database: the same on all nodes of a cluster, and
     /// different on other databases, as far as the server has such a text.
     const SELECT_IDENTITY: &'static str;
 
-    /// Converts that text to one that can be compared. `None`: the database has no identity.
+    /// Converts the text of [`SELECT_IDENTITY`](Self::SELECT_IDENTITY) to a comparable text.
+    /// `None`: the database has no identity.
     fn parse_identity(text: String) -> Option<String> {
         Some(text)
     }
@@ -83,7 +84,7 @@ pub trait RecordDialect: Dialect {
     fn read_bytes(row: &Self::Row, column: usize) -> Result<Option<Vec<u8>>, sqlx::Error>;
 
     /// Claims a key in the caller's transaction. Does not wait for another transaction with a claim
-    /// on the key, where the database can avoid it.
+    /// on the key, if the database can avoid the wait.
     fn claim<'a>(conn: &'a mut Self::Connection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome>;
 
     /// Returns the open transaction that has claimed a key, on databases where reading the record

@@ -7,15 +7,14 @@ use serde::Serialize;
 use super::store::StoreFuture;
 use crate::name::LockName;
 
-/// The session locks of one client: a connection that is used for nothing else, or the open files
-/// of this process.
+/// The session locks of one client: a dedicated connection, or the open files of this process.
 ///
 /// No operation waits in the server. A lock of one name is taken once, and released before it is
 /// taken again.
 pub(crate) trait SessionLocks: Send {
-    /// Returns for how long the server keeps the session after it received the last statement.
+    /// Returns for how long the server keeps the session after the last statement that it received.
     /// After that time, and after any error other than the server's refusal of one lock, the state
-    /// of all locks is unknown. `None`: the locks end with this process and no sooner.
+    /// of all locks is unknown. `None`: the locks end with this process, not earlier.
     fn session_timeout(&self) -> Option<Duration>;
 
     /// Takes a lock if it is free. Returns whether it was.
@@ -41,7 +40,7 @@ pub struct SessionHolder {
     pub id: i64,
     /// Whether the lock is shared.
     pub shared: bool,
-    /// The user of the database. `None`: unknown, as on SQLite, or this user may not see it.
+    /// The user of the database. `None`: unknown, as on SQLite, or invisible to this user.
     pub user: Option<String>,
     /// The address of the client, as the server knows it. `None`: unknown, or a local connection.
     pub address: Option<String>,

@@ -155,7 +155,7 @@ async fn file_of(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
     Ok(file.unwrap_or_default())
 }
 
-/// Ends the transaction of a connection, also if SQLite has ended it already. SQLite ends a
+/// Ends the transaction of a connection, even if SQLite has already ended it. SQLite ends a
 /// transaction on its own when the disk is full, for example, and then refuses the ROLLBACK of
 /// sqlx. sqlx counts the transaction as open until a ROLLBACK succeeds, and begins no other one on
 /// the connection.
@@ -191,7 +191,7 @@ enum StoreConnection {
     Pooled(SqlitePool),
 }
 
-/// The connection that a statement is sent on.
+/// The connection on which a statement is sent.
 enum BorrowedConnection<'s> {
     Dedicated(&'s mut SqliteConnection),
     Pooled(PoolConnection<Sqlite>),
@@ -270,7 +270,7 @@ impl AdminStore for SqliteStore {
             let mut conn = self.conn().await?;
             let file = file_of(&mut conn).await?;
             let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut *conn).await)?.flatten();
-            // A clock that was set back makes it young.
+            // A clock that was set back makes the tables young.
             let age = age.map(|age| Duration::from_secs(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server: (!file.is_empty()).then(|| format!("SQLite {file}")), age })
         })

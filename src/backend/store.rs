@@ -70,10 +70,10 @@ pub(crate) trait AdminStore: Send {
     /// Reads the live entries that wait for a name, in the order of their arrival.
     fn waiters<'a>(&'a mut self, name: &'a LockName) -> StoreFuture<'a, Vec<ListedWaiter>>;
 
-    /// Purges one range of names. A name is purged if it had no holder and no waiter since the
-    /// retention began, and if its token is older than that by the clock. Entries that expired
+    /// Purges one range of names. A name is purged if it had no holder and no waiter during the
+    /// retention, and if its token is older than the retention by the clock. Entries that expired
     /// before the retention are purged as well. After the last range, clients without a heartbeat
-    /// since then are purged if no row names them.
+    /// during the retention are purged if no row names them.
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept>;
 
     /// Reads for how long the server has been up, by its own clock. `None`: there is no server.
@@ -81,7 +81,7 @@ pub(crate) trait AdminStore: Send {
         Box::pin(async { Ok(None) })
     }
 
-    /// Reads which server this is, and for how long the tables have existed there.
+    /// Reads the identity of the server, and for how long the tables have existed there.
     fn origin(&mut self) -> StoreFuture<'_, Origin> {
         Box::pin(async { Ok(Origin::default()) })
     }
@@ -117,7 +117,7 @@ pub(crate) trait RecordStore: Send {
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const ROW_RETENTION: Duration = Duration::from_secs(3600);
 
-/// How old the time of use of a row may be. Writing it makes the snapshots of other transactions
-/// stale, so it is written rarely.
+/// How old the time of use of a row may be. It is written rarely, because each write makes the
+/// snapshots of other transactions stale.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const ROW_TOUCH_INTERVAL: Duration = Duration::from_secs(600);

@@ -15,7 +15,7 @@ use crate::engine::{Event, Refusal, WaiterId};
 use crate::events::RefusalReason;
 use crate::protocol::LeaseId;
 
-/// A wait for a lease. When it is dropped, it leaves the queue, and a grant in transit is released.
+/// A wait for a lease. Dropping the wait leaves the queue and releases a grant in transit.
 pub(crate) struct Acquisition {
     coordinator: Arc<Coordinator>,
     waiter: WaiterId,
@@ -45,7 +45,7 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// Returns the id of the claim, and the number of waiters before it in this process.
+    /// Returns the id of the claim, and the number of waiters in this process that are ahead.
     pub(crate) fn position(&self) -> Option<(LeaseId, usize)> {
         self.coordinator.state().engine.position(self.waiter)
     }

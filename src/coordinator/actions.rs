@@ -16,7 +16,7 @@ impl Coordinator {
         self.publish_request("", event);
     }
 
-    /// Does the same for an event about a request of this kind.
+    /// Publishes an event about a request of this kind, and writes its report at once.
     pub(super) fn publish_request(&self, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
         Report { event, kind, is_eviction: false }.write(&self.meter);
@@ -28,7 +28,7 @@ impl Coordinator {
         self.record_request(state, outbox, "", event);
     }
 
-    /// Does the same for an event about a request of this kind.
+    /// Publishes an event about a request of this kind while the lock is held.
     fn record_request(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
         let is_eviction = state.is_eviction(&event);

@@ -1,4 +1,4 @@
-//! A lease in the hands of its holder.
+//! A lease that its holder has received.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,14 @@ use crate::token::FencingToken;
 /// How long the database may take to say whether it has a lease.
 const LOOK_WITHIN: Duration = Duration::from_secs(2);
 
-/// A lease that its holder has received. When it is dropped instead of released, it has reached no
+/// A lease that its holder has received. A lease that is dropped instead of released has reached no
 /// caller: it is released in the background, and its name is not kept.
 pub(crate) struct HeldLease {
     coordinator: Arc<Coordinator>,
     grant: Grant,
     owner: Owner,
     ending: Arc<LossSignal>,
-    /// The exported lease that it resumes, until the caller has received it.
+    /// The exported lease that this lease resumes, until the caller has received it.
     resumes: Option<Exported>,
     is_released: bool,
     /// The tracing span of the holding.
@@ -97,7 +97,7 @@ impl HeldLease {
         deadline.filter(|deadline| *deadline > self.coordinator.now())
     }
 
-    /// Returns for how long the holder may rely on the lease. Zero: it has ended.
+    /// Returns for how long the holder may rely on the lease. Zero: the lease has ended.
     pub(crate) fn remaining(&self) -> Duration {
         self.deadline().map_or(Duration::ZERO, |deadline| deadline.since(self.coordinator.now()))
     }
@@ -159,7 +159,7 @@ impl HeldLease {
         self.coordinator.doubt(self.name().clone());
     }
 
-    /// Asks the database whether it has the lease. `false`: it does not, or did not answer soon.
+    /// Asks the database whether it has the lease. `false`: it does not, or did not answer in time.
     pub(crate) async fn stands(&self) -> bool {
         let (reply, answer) = oneshot::channel();
         let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
@@ -173,7 +173,7 @@ impl HeldLease {
         }
     }
 
-    /// Sets the limits of the holding, which count from now on.
+    /// Sets the hold time of the lease, counted from now on.
     pub(crate) fn start_hold_time(&self, hold_time: HoldTime) {
         let lease = self.key();
         self.coordinator.feed(Event::StartHoldTime { lease, hold_time });
@@ -249,7 +249,7 @@ impl HeldLease {
 }
 
 impl State {
-    /// Removes the state of a lease whose handle is gone.
+    /// Removes the state of a lease whose handle was dropped.
     fn forget(&mut self, lease: LeaseKey) {
         self.leases.remove(&lease);
         self.amendments.remove(&lease);

@@ -11,7 +11,7 @@ use crate::measure::{self, Meter};
 use crate::panics;
 use crate::protocol::{Holder, Request};
 
-/// An event, with the fields that only the log has.
+/// An event with the fields that only the log has.
 pub(super) struct Report {
     pub(super) event: Event,
     /// The kind of the request, if the event is about one.
@@ -77,7 +77,7 @@ impl Report {
     }
 }
 
-/// Ends a span, with the time that it took and how it ended.
+/// Ends a span and records its duration and outcome.
 pub(super) fn end_span(span: &mut Span, time: &'static str, took: Duration, outcome: &str) {
     // A subscriber that panics must not keep a lease from its release.
     let _ = panics::caught(|| {
@@ -105,8 +105,7 @@ pub(super) fn refusal_reason(refusal: &Refusal, is_unavailable: bool) -> Refusal
     }
 }
 
-/// Returns the event to publish if a request grants a name: the request takes it over from an
-/// expired holder.
+/// Returns the event to publish if a request takes a name over from an expired holder.
 pub(super) fn takeover(request: &Request) -> Option<Event> {
     let Request::Transition(transition) = request else {
         return None;

@@ -33,13 +33,13 @@ pub(super) struct State {
     pub(super) exported: Option<(LeaseKey, Exported)>,
     pub(super) closed: Vec<oneshot::Sender<Option<Failure>>>,
     pub(super) phase: Phase,
-    /// The runtime of the tasks has ended.
+    /// Whether the runtime of the tasks has ended.
     pub(super) is_abandoned: bool,
     /// When the timer wakes.
     pub(super) asleep_until: Option<Moment>,
     /// When the store last answered a request.
     pub(super) answered_at: Moment,
-    /// The last heartbeat that was answered.
+    /// The last answered heartbeat.
     pub(super) last_beat: Option<AnsweredBeat>,
     pub(super) heartbeat: HeartbeatReport,
     pub(super) is_started: bool,
@@ -55,7 +55,7 @@ pub(super) enum Phase {
     Closed,
 }
 
-/// The fields of a lease that its events have.
+/// The fields of a lease that appear in its events.
 pub(super) struct Hold {
     pub(super) name: LockName,
     pub(super) token: FencingToken,
@@ -72,7 +72,7 @@ pub(super) enum HeartbeatReport {
     Failed,
 }
 
-/// A heartbeat that was answered.
+/// An answered heartbeat.
 #[derive(Clone, Copy)]
 pub(super) struct AnsweredBeat {
     pub(super) sent_at: Moment,
@@ -89,8 +89,7 @@ pub(super) struct Waiting {
     pub(super) reply: oneshot::Sender<Result<HeldLease, Refusal>>,
 }
 
-/// The end of a lease that was not released, which its handles wait for, and the request to release
-/// it.
+/// The signals that the handles of a lease wait for: its loss, and the request to release it.
 #[derive(Default)]
 pub(super) struct LossSignal {
     pub(super) cause: OnceLock<LossCause>,
@@ -105,7 +104,7 @@ impl LossSignal {
         self.release_requested.notify_waiters();
     }
 
-    /// Waits until the release is asked for.
+    /// Waits until the release is requested.
     pub(super) async fn release_requested(&self) {
         let mut requested = std::pin::pin!(self.release_requested.notified());
         requested.as_mut().enable();

@@ -9,11 +9,11 @@ use super::Coordinator;
 use crate::clock::CLOCK_CHECK_INTERVAL;
 use crate::engine::Event;
 
-/// How long a client without handles goes on releasing leases while the store does not answer. The
-/// remaining leases end with their TTL.
+/// How long a client without handles tries to release its leases while the store does not answer.
+/// The remaining leases end with their TTL.
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 
-/// Ends the client when its timer ends before it: with its runtime, or by a panic.
+/// Ends the client when its timer task ends first: with its runtime, or by a panic.
 struct AbandonOnDrop(Weak<Coordinator>);
 
 impl Drop for AbandonOnDrop {

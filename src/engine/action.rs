@@ -1,4 +1,4 @@
-//! What goes into the engine, and what comes out of it.
+//! The engine's input (events) and output (actions).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,7 @@ use crate::token::FencingToken;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct WaiterId(pub(crate) u64);
 
-/// Identifies a lease in the hands of a caller. Leases of one owner on one name may share a
-/// holding.
+/// Identifies a lease that a caller holds. Leases of one owner on one name may share a holding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LeaseKey(pub(crate) u64);
 
@@ -23,12 +22,12 @@ pub(crate) struct LeaseKey(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct RequestId(pub(crate) u64);
 
-/// What a caller wants.
+/// A caller's request for a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
-    /// The owner was given: it enters again where it holds already.
+    /// The caller named the owner: an owner that already holds the name enters again.
     pub(crate) reenters: bool,
     pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
@@ -42,14 +41,14 @@ pub(crate) struct Wish {
 /// For how long the name is taken after the grant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HoldTime {
-    /// Also when the lease ends here before.
+    /// Applies also to a lease that ends earlier in this client.
     pub(crate) at_least: Duration,
-    /// The lease ends then.
+    /// The lease ends after this time.
     pub(crate) at_most: Option<Duration>,
 }
 
 impl HoldTime {
-    /// Returns what is left of it.
+    /// Returns the remaining times after `held_for`.
     pub(crate) fn after(self, held_for: Duration) -> Self {
         let left = |time: Duration| time.saturating_sub(held_for);
         Self { at_least: left(self.at_least), at_most: self.at_most.map(left) }
@@ -59,13 +58,13 @@ impl HoldTime {
 /// How long a caller waits for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Not at all for its holder. The store must have answered until then.
+    /// Does not wait for the holder. The store must answer by this moment.
     Try(Moment),
-    /// Until then. `None`: for as long as it takes.
+    /// Waits until this moment. `None`: for as long as it takes.
     Wait(Option<Moment>),
 }
 
-/// Something that happened.
+/// An input of the engine.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Acquire {
@@ -78,15 +77,15 @@ pub(crate) enum Event {
         wish: Wish,
         exported: Exported,
     },
-    /// The caller does not wait any more.
+    /// The caller stops waiting.
     Cancel {
         waiter: WaiterId,
     },
-    /// The caller gives a lease back.
+    /// The caller releases a lease.
     Release {
         lease: LeaseKey,
     },
-    /// The caller never got a lease: the name is free at once.
+    /// The lease never reached its caller: the name becomes free at once.
     Discard {
         lease: LeaseKey,
     },
@@ -95,22 +94,21 @@ pub(crate) enum Event {
         lease: LeaseKey,
         amendment: Amendment,
     },
-    /// A lease gets these limits, which count from now on.
+    /// Sets the hold time of a lease, counted from now on.
     StartHoldTime {
         lease: LeaseKey,
         hold_time: HoldTime,
     },
-    /// The caller gives a lease to another process. The answer is among the actions that follow at
-    /// once.
+    /// The caller exports a lease to another process. The answer is among the returned actions.
     Export {
         lease: LeaseKey,
     },
-    /// The caller has got the lease that it resumes.
+    /// The caller has received the lease that it resumes.
     Delivered {
         lease: LeaseKey,
         exported: Exported,
     },
-    /// The caller never got the lease that it resumes, and another may resume it.
+    /// The resumed lease never reached its caller, and another process may resume it.
     HandBack {
         lease: LeaseKey,
         exported: Exported,
@@ -124,33 +122,34 @@ pub(crate) enum Event {
         name: LockName,
         token: FencingToken,
     },
-    /// What this client holds of a name may have been taken away.
+    /// The holdings of this client on a name may have been taken away.
     Doubted {
         name: LockName,
     },
-    /// Another client has granted this one a name. `None`: one of those for which it waits.
+    /// Another client has granted a name to this client. `None`: one of the names for which this
+    /// client waits.
     Notified {
         name: Option<LockName>,
     },
     /// Time has passed.
     Tick,
-    /// Nothing more is granted, and everything is given back.
+    /// Refuses all waiters and releases all holdings.
     Close,
 }
 
 /// A change of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Amendment {
-    /// It lasts at least so long from now on.
+    /// The lease lasts at least this long from now on.
     Extend(Duration),
-    /// It is shared from now on.
+    /// The lease is shared from now on.
     Downgrade,
-    /// It has this token from now on.
+    /// The lease has this token from now on.
     Raise(FencingToken),
 }
 
 impl Amendment {
-    /// Whether it changes what the lease is, so that after a failure this is not known.
+    /// Whether the amendment changes the mode or token, which are unknown after a failure.
     pub(super) fn is_conversion(self) -> bool {
         match self {
             Self::Extend(_) => false,
@@ -163,56 +162,56 @@ impl Amendment {
 #[derive(Clone, Debug)]
 pub(crate) enum NotAmended {
     Lost(LossCause),
-    /// Its owner has entered more than once.
+    /// The owner has entered more than once.
     EnteredAgain,
     Failed(Failure),
 }
 
-/// A lease between two processes.
+/// A lease in transit between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exported {
     pub(crate) id: LeaseId,
     pub(crate) token: FencingToken,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     /// A moment before the request was sent.
     pub(crate) sent_at: Moment,
-    /// An attempt to send it was not answered: it may take effect later.
+    /// An attempt to send the request was not answered: the request may take effect later.
     pub(crate) may_linger: bool,
-    /// An earlier attempt failed, and it is not known for certain that it did nothing.
+    /// An earlier attempt failed and may have taken effect.
     pub(crate) is_repeated: bool,
     pub(crate) result: Result<Response, Failure>,
 }
 
-/// A request was not answered, or refused for a reason that concerns no single name. Whether it
-/// took effect is not known.
+/// A request was not answered, or refused for a reason that concerns no single name. The request
+/// may have taken effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure(pub(crate) Arc<Error>);
 
 impl Failure {
-    /// The store answers again and again that the lease stands as before.
+    /// Returns the failure of a release that the store repeatedly left without effect.
     pub(super) fn no_effect() -> Self {
         let reason =
             "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
         Self(Arc::new(Error::Database { attempted: "release", source: sqlx::Error::Protocol(reason.into()) }))
     }
 
-    /// A lock on the row, as that of a fence, kept the release out.
+    /// Returns the failure of a release that was blocked by a row lock, such as a fence's.
     pub(super) fn locked(name: &LockName) -> Self {
         let reason = format!("a transaction that the holder has fenced holds {name}, which ends with its TTL");
         Self(Arc::new(Error::Unavailable { attempted: "release", reason, source: None }))
     }
 
-    /// The error itself, or its like when another caller gets it as well.
+    /// Returns the error, or a copy of it if another caller gets it as well.
     pub(crate) fn into_error(self) -> Error {
         Arc::try_unwrap(self.0).unwrap_or_else(|error| error.repeated())
     }
 }
 
-/// Something to be done.
+/// An output of the engine, which its caller carries out.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
     /// Send a request. An urgent one is sent before others: a lease may end before its answer.
@@ -221,7 +220,7 @@ pub(crate) enum Action {
         body: Request,
         is_urgent: bool,
     },
-    /// The caller waits: another holds the name or is before it. At most once for each caller.
+    /// The caller waits behind another holder or waiter. Sent at most once for each caller.
     Waits {
         waiter: WaiterId,
     },
@@ -241,7 +240,7 @@ pub(crate) enum Action {
         lease: LeaseKey,
         cause: LossCause,
     },
-    /// The holder is asked to release the lease. Once for each lease.
+    /// The holder is asked to release the lease. Sent once for each lease.
     ReleaseRequested {
         lease: LeaseKey,
     },
@@ -249,20 +248,19 @@ pub(crate) enum Action {
         lease: LeaseKey,
         result: Result<(), NotAmended>,
     },
-    /// `None`: the lease is not held, or its owner has entered more than once. Nothing has changed
-    /// then.
+    /// `None`: the lease is not held, or its owner has entered more than once; nothing has changed.
     Exported {
         lease: LeaseKey,
         exported: Option<Exported>,
     },
-    /// Everything is given back, or ends with its TTL.
+    /// Every lease is released or ends with its TTL.
     Closed {
-        /// Why the last release failed, if one has.
+        /// Why the last failed release failed, if any did.
         failure: Option<Failure>,
     },
 }
 
-/// A lease that a caller has got.
+/// A lease granted to a caller.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) lease: LeaseKey,
@@ -274,13 +272,13 @@ pub(crate) struct Grant {
 /// Why a caller did not get a name.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
-    /// Another holds the name, or waits for it.
+    /// Another caller holds the name or waits for it.
     Held,
     /// The time ran out.
     Timeout,
     /// The store did not answer in time.
     NoAnswer,
-    /// The store granted the name, and the answer came after the lease had ended.
+    /// The store granted the name, but the answer came after the lease had ended.
     TooLate,
     /// The owner shares the name, and cannot hold it alone as well.
     Conversion {
@@ -292,12 +290,12 @@ pub(crate) enum Refusal {
     Failed(Failure),
 }
 
-/// Whether a lease was the caller's until it was given back.
+/// Whether a lease was the caller's until its release.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
     Kept,
     Lost(LossCause),
-    /// The store cannot tell any more.
+    /// The store no longer knows.
     Unknown,
     Failed(Failure),
 }

@@ -1,4 +1,4 @@
-//! Changes of a lease that is held: a longer life, a share instead of the whole, a higher token.
+//! Changes of a held lease: a longer TTL, shared instead of exclusive mode, a higher token.
 
 use super::action::{Action, Amendment, Failure, HoldTime, LeaseKey, NotAmended};
 use super::holding::{Amending, AmendmentState, HoldingState, LocalLease, relied_on};
@@ -27,7 +27,7 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Gives a lease limits that count from now on.
+    /// Sets the hold time of a lease, counted from now on.
     pub(super) fn start_hold_time(&mut self, now: Moment, lease: LeaseKey, hold_time: HoldTime) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return;
@@ -45,7 +45,7 @@ impl Engine {
         self.actions.push(Action::Amended { lease, result: Err(reason) });
     }
 
-    /// The store answered the amendment that is first in line.
+    /// Handles the answer to the first pending amendment.
     pub(super) fn amended(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment, amended: Amended) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -60,7 +60,8 @@ impl Engine {
                 Some(amending) if !amending.amendment.is_conversion() => {
                     self.lose(now, name, id, LossCause::Superseded);
                 }
-                // It was taken away, or its owner holds it elsewhere as well: the next look tells.
+                // The lease was taken away, or its owner holds it elsewhere as well: the next look
+                // decides.
                 Some(amending) => {
                     amending.state = AmendmentState::Refused;
                     holding.settle(&self.heartbeat);
@@ -71,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// The amendment that is first in line took effect. `sent_at`: before it did.
+    /// Concludes the first amendment, which took effect after `sent_at`.
     fn conclude_amendment(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -96,7 +97,7 @@ impl Engine {
         self.admit(now, name, id);
     }
 
-    /// The store was asked whether a holding stands, and it does, with this token.
+    /// Handles the answer that a holding still exists, with this token.
     pub(super) fn looked_up(&mut self, now: Moment, name: &LockName, id: LeaseId, token: FencingToken) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
@@ -113,8 +114,8 @@ impl Engine {
         self.admit(now, name, id);
     }
 
-    /// The store did not answer the amendment that is first in line. After a conversion it is not
-    /// known what the lease has become.
+    /// Handles the failure of the first amendment. After a conversion, the state of the lease is
+    /// unknown.
     pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: LeaseId, failure: Failure) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
@@ -132,7 +133,7 @@ impl Engine {
 }
 
 impl super::Holding {
-    /// Whether this lease alone holds it.
+    /// Whether this lease alone has the holding.
     pub(super) fn is_only(&self, lease: LeaseKey) -> bool {
         let is_alone =
             matches!(&self.state, HoldingState::Held(leases) if matches!(&leases[..], [only] if only.key == lease));

@@ -1,4 +1,4 @@
-//! What the engine makes of the answers of the store.
+//! How the engine handles the store's answers.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::protocol::{Amended, HolderChange, Joined, Keeper, LeaseId, Mode, Poll
 
 impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
-        // A heartbeat of other clients that was as late comes within the time that this one would
-        // need for another.
+        // Other clients whose heartbeats were as late get them through in the time that this client
+        // needs for another beat.
         if answer.may_linger || answer.result.is_err() || now.since(answer.sent_at) >= LONG_SILENCE {
             self.steady_at = now + BEAT;
         }
@@ -114,7 +114,7 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Takes in the answer to a heartbeat.
+    /// Handles the answer to a heartbeat.
     pub(super) fn beaten(&mut self, now: Moment, answer: Answer) {
         if answer.may_linger || answer.is_repeated || answer.result.is_err() {
             self.heartbeat.interrupted();
@@ -168,13 +168,13 @@ impl Engine {
         }
     }
 
-    /// A holding was looked up after a notice.
+    /// Handles the look-up of a holding after a notice.
     pub(super) fn looked(&mut self, now: Moment, name: &LockName, id: LeaseId, epoch: Epoch, polled: Option<Polled>) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
         let looking_for = holding.looking_for.take().unwrap_or(0);
-        // Its release is on its way, and tells.
+        // The answer to its release, which is in flight, decides.
         if !holding.is_held() {
             return;
         }
@@ -195,7 +195,7 @@ impl Engine {
         self.note_asked(name, requested_until);
     }
 
-    /// The row of a name says that the holders of tokens up to this one were asked to release it.
+    /// Notes that the holders of tokens up to this one were asked to release the name.
     pub(super) fn note_asked(&mut self, name: &LockName, token: i64) {
         let Some(state) = self.names.get_mut(name).filter(|_| !is_on(Mutation::ForgetAsked)) else {
             return;
@@ -223,7 +223,7 @@ impl Engine {
             return;
         };
         if let Some(waiter) = state.waiter(id) {
-            // What has happened since the grant was read is to be looked up.
+            // A notice since the grant was read requires a look.
             let epoch = waiter.granted_in.unwrap_or(granting.epoch);
             return match extended {
                 Amended::Done => self.granted(now, name, id, Granting { epoch, ..granting }),
@@ -231,8 +231,7 @@ impl Engine {
                     state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
                 }
                 Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()) {
-                    // A resumption that was given up may be about to give the lease its identity
-                    // back.
+                    // An abandoned resumption may be about to restore the identity of the lease.
                     Some(waiter) if waiter.unknown < UNKNOWN => {
                         waiter.unknown += 1;
                         waiter.ask_at = now + WHILE_LOCKED;
@@ -264,7 +263,7 @@ impl Engine {
                 holding.put_off(now);
                 holding.extend_at = Some(holding.again_at);
             }
-            // It has been taken away, or was about to run out: the next look tells.
+            // The holding was taken away, or was about to expire: the next look decides.
             Amended::NotHeld => {
                 holding.settle(&self.heartbeat);
                 holding.epoch = Epoch::default();
@@ -272,7 +271,7 @@ impl Engine {
         }
     }
 
-    /// A request was not answered.
+    /// Handles a request that was not answered.
     pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
         self.mark_lingering(now, name, &body);
         let Some(state) = self.names.get_mut(name) else {
@@ -299,7 +298,7 @@ impl Engine {
             }
             (Step::Release(id), Request::Release(release)) => {
                 if let Some(next) = release.next.as_ref().map(|claim| claim.id) {
-                    // It may have been granted the name.
+                    // The waiter may have been granted the name.
                     self.requeue(now, name, next, WaiterState::New, true);
                 }
                 self.conclude(now, name, Some(id), Verdict::Failed(failure.clone()));

@@ -17,7 +17,7 @@ use crate::protocol::timing::GRANT;
 use crate::protocol::{EntryRow, GivenUp, Holder, LeaseId, Mode, Presence, Queue, Released, Request, Withdrawn};
 use crate::token::FencingToken;
 
-/// How long a client that closes repeats a release that meets a lock on its row, as that of a fence.
+/// How long a closing client repeats a release that meets a row lock, such as a fence's.
 const CLOSES_WITHIN: Duration = Duration::from_secs(3);
 
 impl Engine {
@@ -34,7 +34,8 @@ impl Engine {
             return;
         };
         let Some(holding) = state.holding(id) else {
-            // It expired meanwhile and is being withdrawn, but the grant to its successor is valid.
+            // The holding expired meanwhile and is being withdrawn, but the grant to its successor
+            // is valid.
             match (released, next) {
                 (Released::ToNext(token), Some((next, ttl))) => self.granted(now, name, next, granting(token, ttl)),
                 (Released::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, &granting),
@@ -80,7 +81,7 @@ impl Engine {
                     self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
                 }
             }
-            // It was raised by a request whose answer was lost.
+            // The token was raised by a request whose answer was lost.
             Released::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
                 holding.token = FencingToken::new(latest).unwrap_or(holding.token);
                 holding.again_at = now;
@@ -89,21 +90,21 @@ impl Engine {
                 let verdict = if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
                     Verdict::Kept
                 } else if !holding.may_have_ended || lost == token {
-                    // Without a doubt, no request of this client has ended it.
+                    // No request of this client can have ended the holding.
                     Verdict::Lost(LossCause::Superseded)
                 } else {
-                    // Of several that were taken away, the store knows the last. A name that was
-                    // swept, it does not know.
+                    // The store knows only the last of several holdings that were taken away, and
+                    // nothing of a swept name.
                     Verdict::Unknown
                 };
-                // A store that has missed the grant may keep the entry that waited for it.
+                // A store that has missed the grant may still have the waiting entry.
                 state.withdraw(id, now, false);
                 self.conclude(now, name, Some(id), verdict);
             }
         }
     }
 
-    /// A release handed the name to an entry, which may be of this client.
+    /// Handles a release that granted the name to an entry, perhaps of this client.
     pub(super) fn handed_over(
         &mut self,
         now: Moment,
@@ -123,7 +124,7 @@ impl Engine {
         self.granted(now, name, id, granting(token, ttl));
     }
 
-    /// Ends a holding that was being released, and tells its holder.
+    /// Ends a holding that was being released, and reports the verdict to its holder.
     pub(super) fn conclude(&mut self, now: Moment, name: &LockName, id: Option<LeaseId>, verdict: Verdict) {
         let (Some(state), Some(id)) = (self.names.get_mut(name), id) else {
             return;
@@ -236,7 +237,7 @@ impl Engine {
         self.decide(now, name, given_up, &queue);
     }
 
-    /// The name has no row: it was swept, or the store has forgotten it.
+    /// Handles a name without a row: it was swept, or the store has lost it.
     pub(super) fn without_row(&mut self, name: &LockName, given_up: Option<LeaseId>) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -258,15 +259,15 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        // What is held here and not given up stays.
+        // A holding of this client that is not given up stays.
         let giving = given_up.and_then(|id| state.holding(id)).map(|h| GivenUp { id: h.id(), token: h.token });
         let candidate = state.candidate();
         let is_first = |waiter: &&Waiter| state.first().is_some_and(|first| first.id == waiter.id);
         let claim = candidate.filter(is_first).map(|waiter| waiter.claim.clone());
         let tries = candidate.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
         let owner_shares = candidate.is_some_and(|waiter| waiter.tries() && shares_again(&waiter.claim, queue));
-        // Other clients may have been cut off as this one was: they get the time for a heartbeat
-        // before they are passed over.
+        // Other clients may have been cut off like this one: they get the time for a heartbeat
+        // before their entries are passed over.
         let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
         if !is_steady && queue.waiting().any(is_silent) {
             let again_at = self.steady_at.max(now + POLL_FIRST);
@@ -276,7 +277,7 @@ impl Engine {
             return;
         }
         given_up.and_then(|id| state.holding(id)).into_iter().for_each(|holding| holding.is_read = true);
-        // Its turn comes at once: its owner shares the name.
+        // A waiter whose owner shares the name gets its turn at once.
         let others_wait = queue.waiting().next().is_some() || state.waiters.len() > 1;
         if others_wait && owner_shares {
             state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(Waiter::begin_to_wait);
@@ -285,7 +286,8 @@ impl Engine {
         let is_held_here = state.is_taken(Mode::Exclusive) && giving.is_none() && queue.row.remaining.is_some();
         match decide(name, queue, client, giving, claim.as_ref()) {
             Decision::Apply(transition) if !is_held_here => {
-                // The row says otherwise: the plain release tells what has become of the holding.
+                // The row does not show the holding: the answer to the plain release decides its
+                // verdict.
                 if transition.given_up.is_none()
                     && let Some(holding) = given_up.and_then(|id| state.holding(id))
                 {
@@ -310,14 +312,14 @@ impl Engine {
         }
     }
 
-    /// A decision was not carried out: the name has changed, or a row was locked.
+    /// Handles a decision that was not carried out: the name has changed, or a row was locked.
     pub(super) fn overtaken(&mut self, now: Moment, name: &LockName, given_up: Option<LeaseId>) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         let is_repeated = state.overtaken > 0;
         if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
-            // It may be fenced: the plain release tells.
+            // The holding may be fenced: the answer to the plain release shows that.
             holding.release_by_transition(false);
             if is_repeated {
                 holding.put_off(now);

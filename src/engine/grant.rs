@@ -17,7 +17,8 @@ use crate::protocol::{Holder, HolderNow, LeaseId, Mode, Polled, Presence};
 use crate::token::FencingToken;
 
 impl Engine {
-    /// A claim of this client was granted. Its waiter still waits, or the claim is being withdrawn.
+    /// Handles a granted claim of this client. Its waiter still waits, or the claim is being
+    /// withdrawn.
     pub(super) fn granted(&mut self, now: Moment, name: &LockName, id: LeaseId, granting: Granting) {
         let Granting { token, since, lasts, ttl, epoch, may_linger } = granting;
         let Some(state) = self.names.get_mut(name) else {
@@ -31,7 +32,7 @@ impl Engine {
         };
         let deadline = since + relied_on(lasts);
         if deadline <= now + ttl / 4 && !is_on(Mutation::UseLateGrant) {
-            // The lease is over, or will be before a heartbeat can keep it. A waiter keeps its turn
+            // The lease is over, or ends before a heartbeat can extend it. A waiter keeps its turn
             // and asks anew.
             let waiter = &state.waiters[i];
             if waiter.tries() && !waiter.adopts() {
@@ -120,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// Grants a lease to its caller. `is_asked`: its holder was asked to release it before.
+    /// Grants a lease to its caller. `is_asked`: the holder was asked earlier to release it.
     pub(super) fn report(&mut self, waiter: WaiterId, grant: Grant, is_asked: bool) {
         let lease = grant.lease;
         self.leases.insert(lease, (grant.name.clone(), grant.id));
@@ -130,8 +131,8 @@ impl Engine {
         }
     }
 
-    /// Another client granted the name to a waiter of this one. An answer to a request that was
-    /// sent at `since` told how long the grant lasts.
+    /// Handles a grant by another client. The answer to a request sent at `since` said how long the
+    /// grant lasts.
     pub(super) fn granted_by_other(
         &mut self,
         now: Moment,
@@ -157,7 +158,7 @@ impl Engine {
         self.granted(now, name, id, Granting { token, since, lasts, ttl, epoch, may_linger });
     }
 
-    /// The store refused a plain acquire.
+    /// Handles the store's refusal of a plain acquire.
     pub(super) fn refused(&mut self, now: Moment, name: &LockName, id: LeaseId, holder: HolderNow) {
         let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
             return;
@@ -180,7 +181,7 @@ impl Engine {
         }
     }
 
-    /// The owner of a waiter holds nothing that it could enter: it waits like any other waiter.
+    /// Handles a waiter whose owner has no holding to enter: it waits like any other waiter.
     pub(super) fn not_joined(&mut self, now: Moment, name: &LockName, id: LeaseId) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -196,7 +197,7 @@ impl Engine {
         waiter.may_join = false;
         let (waiter_id, mode, tries) = (waiter.id, waiter.claim.mode, waiter.tries());
         if tries && !is_first {
-            // Its owner may share the name.
+            // The owner may share the name.
             waiter.state = WaiterState::Refused;
         }
         if tries && state.is_taken(mode) {
@@ -289,21 +290,20 @@ impl Engine {
                     self.requeue(now, name, *id, WaiterState::Refused, false)
                 }
                 Presence::Waiting { .. } => waiter.state = WaiterState::Queued,
-                // The entry has expired, or its grant has. The waiter keeps its turn and joins
-                // anew.
+                // The entry or its grant has expired. The waiter keeps its turn and joins anew.
                 Presence::None => self.requeue(now, name, *id, WaiterState::Refused, false),
             }
         }
     }
 
-    /// A waiter asks anew: what the store knows of its claim is withdrawn, and the claim gets
-    /// another identity.
+    /// Withdraws a waiter's claim from the store, and lets the waiter ask anew under another
+    /// identity.
     pub(super) fn requeue(&mut self, now: Moment, name: &LockName, id: LeaseId, state: WaiterState, may_linger: bool) {
         let new_id = self.new_id();
         let Some(queue) = self.names.get_mut(name) else {
             return;
         };
-        // The holding that a waiter adopts is asked for under its own identity.
+        // A waiter asks for an adopted holding under the holding's own identity.
         if let Some(waiter) = queue.waiter(id).filter(|waiter| !waiter.adopts()) {
             let lingers = std::mem::take(&mut waiter.lingers) || may_linger;
             (waiter.claim.id, waiter.state) = (new_id, state);

@@ -1,10 +1,10 @@
-//! The sign of life that keeps everything of one client.
+//! The heartbeat that keeps all leases and entries of one client.
 //!
 //! One beat extends every lease of the client, so a holder may rely on a lease until `time before
-//! the beat was sent + TTL`, less a margin. A beat that tells of a new notice extends nothing:
-//! something was taken away from the client, or is asked of it, and each holding is looked up before
-//! later beats count for it again. The same holds for the first answered beat after one that failed:
-//! the store that answers may be another one, which has missed the last grants. The sessions of
+//! the beat was sent + TTL`, less a margin. A beat whose answer has a new notice extends nothing: a
+//! lease was taken away from the client or its release was requested, and each holding is looked up
+//! before later beats count for it again. The same applies to the first answered beat after a
+//! failed beat: another store may answer, which has missed the last grants. The sessions of
 //! ZooKeeper and Chubby work alike.
 
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::protocol::{ClientId, Request, Response};
 /// The time until a failed beat is sent again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Counts the notices that this client has acted upon. A holding that was looked up in an epoch is
-/// extended by the beats of that epoch.
+/// Counts the notices that this client has acted upon. The beats of an epoch extend the holdings
+/// that were looked up in that epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Epoch(u64);
 
@@ -27,19 +27,19 @@ pub(super) struct Epoch(u64);
 enum State {
     /// The client has no row in the store.
     Unregistered,
-    /// Its row is there, and the number of notices was this.
+    /// The client has a row, with this number of notices.
     Beating(i64),
 }
 
-/// How the heartbeat is.
+/// The state of the heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pulse {
-    /// None is needed.
+    /// No heartbeat is needed.
     Idle,
     Answered,
-    /// The latest has failed, and no later one has been on its way for a second.
+    /// The latest beat has failed, and no later beat has been in flight for a second.
     Failed,
-    /// One has been on its way for so long that the store may be out of reach.
+    /// A beat has been in flight for so long that the store may be out of reach.
     Late(Duration),
 }
 
@@ -49,13 +49,13 @@ pub(super) struct Heartbeat {
     can_notify: bool,
     state: State,
     epoch: Epoch,
-    /// When the last beat of this epoch was sent that was answered.
+    /// When the last answered beat of this epoch was sent.
     beat_at: Option<Moment>,
-    /// When the last beat was sent that was answered.
+    /// When the last answered beat was sent.
     answered_at: Moment,
     in_flight: Option<Moment>,
     due: Option<Moment>,
-    /// A beat has failed, and none was answered since.
+    /// A beat has failed, and no beat has been answered since.
     is_interrupted: bool,
 }
 
@@ -83,34 +83,34 @@ impl Heartbeat {
         self.epoch
     }
 
-    /// When the latest beat was sent that extends holdings of this epoch.
+    /// Returns when the latest beat that extends holdings of this epoch was sent.
     pub(super) fn beat_at(&self, epoch: Epoch) -> Option<Moment> {
         self.beat_at.filter(|_| epoch == self.epoch || is_on(Mutation::IgnoreNotice))
     }
 
-    /// When the next beat is to be sent, if any.
+    /// Returns when to send the next beat, if any.
     pub(super) fn due(&self) -> Option<Moment> {
         self.due.filter(|_| self.in_flight.is_none())
     }
 
-    /// Something is to be kept that lasts for `ttl` from `since`.
+    /// Schedules a beat for a lease or entry that lasts for `ttl` from `since`.
     pub(super) fn keep(&mut self, since: Moment, ttl: Duration) {
         let due = since + (ttl / 3).min(BEAT);
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
     }
 
-    /// An entry waits since then, and should hear of its grant.
+    /// Schedules a beat for an entry that waits since `since`, so that it is notified of its grant.
     pub(super) fn keep_entry(&mut self, since: Moment) {
         let is_first = self.state == State::Unregistered && self.can_notify;
         self.keep(since, if is_first { Duration::ZERO } else { GRANT });
     }
 
-    /// Nothing is to be kept any more.
+    /// Cancels the next beat.
     pub(super) fn rest(&mut self) {
         self.due = None;
     }
 
-    /// Whether a beat is out for so long that the store may be out of reach.
+    /// Whether a beat has been in flight for so long that the store may be out of reach.
     pub(super) fn is_late(&self, now: Moment) -> bool {
         self.in_flight.is_some_and(|since| now.since(since) >= LONG_SILENCE)
     }
@@ -132,18 +132,18 @@ impl Heartbeat {
         }
     }
 
-    /// A beat has failed: the store that answers next may be another one.
+    /// Notes that a beat has failed: another store may answer the next one.
     pub(super) fn interrupted(&mut self) {
         self.is_interrupted = !is_on(Mutation::TrustAnyStore);
     }
 
-    /// When the latest beat was sent that was answered.
+    /// Returns when the latest answered beat was sent.
     pub(super) fn answered_at(&self) -> Moment {
         self.answered_at
     }
 
-    /// When the latest answered beat was sent, if one has failed since: the store that answers next
-    /// may have missed what came later.
+    /// Returns when the latest answered beat was sent, if a beat has failed since: the store that
+    /// answers next may have missed later changes.
     pub(super) fn interrupted_since(&self) -> Option<Moment> {
         self.is_interrupted.then_some(self.answered_at)
     }
@@ -153,12 +153,12 @@ impl Heartbeat {
         let (Response::Registered(notice) | Response::Beat(Some(notice))) = response else {
             return false;
         };
-        // Without a row, the client was told of nothing.
+        // A client without a row has had no notice.
         self.is_interrupted || (self.state != State::Beating(*notice) && !is_on(Mutation::IgnoreNotice))
     }
 
-    /// Takes in the answer to a beat that was sent at that moment. `shortest`: the shortest TTL
-    /// that is to be kept. `true`: a new epoch has begun, and every holding must be looked up.
+    /// Handles the answer to a beat that was sent at `sent_at`. `shortest`: the shortest TTL to
+    /// keep. Returns `true` if a new epoch has begun, in which every holding must be looked up.
     pub(super) fn answered(
         &mut self,
         sent_at: Moment,

@@ -1,4 +1,4 @@
-//! What this client holds, as far as it can tell by itself.
+//! The holdings of this client, as far as it knows without the store.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use crate::token::FencingToken;
 #[derive(Clone, Debug)]
 pub(super) struct LocalLease {
     pub(super) key: LeaseKey,
-    /// When its `max_hold` is over.
+    /// When the `max_hold` of the lease is over.
     pub(super) ends: Option<Moment>,
-    /// The name stays taken until then, also when the lease ends here before.
+    /// The name stays taken until this moment, even if the lease ends earlier in this client.
     pub(super) keeps_until: Moment,
 }
 
@@ -38,9 +38,9 @@ pub(super) struct Amending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AmendmentState {
     Pending,
-    /// The store refused it. Whether the holding stands must be looked up.
+    /// The store refused the change. The engine must look up whether the holding still exists.
     Refused,
-    /// That is being looked up, since the refusal.
+    /// The look-up after the refusal is in flight.
     LookingUp,
 }
 
@@ -48,69 +48,70 @@ pub(super) enum AmendmentState {
 pub(super) enum HoldingState {
     /// Held by these leases of one owner.
     Held(Vec<LocalLease>),
-    /// The last lease is being given back.
+    /// The last lease is being released.
     Releasing {
-        /// Waits for the verdict.
+        /// The lease whose holder waits for the verdict.
         lease: Option<LeaseKey>,
         keep_for: Duration,
-        /// Entries wait, and the next holder must be decided from what was read.
+        /// Entries wait, and the next holder must be decided from the queue as read.
         by_transition: bool,
     },
 }
 
 impl HoldingState {
-    /// Begins to give a holding back, of which `last` were the last leases.
+    /// Begins the release of a holding whose last leases were `last`.
     pub(super) fn releasing(last: &[LocalLease], now: Moment) -> Self {
         let keep_for = last.iter().map(|lease| lease.keeps_until.since(now)).max().unwrap_or_default();
         Self::Releasing { lease: None, keep_for, by_transition: false }
     }
 }
 
-/// A holding of this client, which the store knows by its claim's identity.
+/// A holding of this client. Its identity in the store is that of its claim.
 #[derive(Clone, Debug)]
 pub(super) struct Holding {
     pub(super) claim: Claim,
     pub(super) token: FencingToken,
-    /// The tokens that it was raised from.
+    /// The tokens of the holding before each raise.
     pub(super) former_tokens: Vec<FencingToken>,
-    /// A caller has reason to think that it has ended.
+    /// A caller suspects that the holding has ended.
     pub(super) is_doubted: bool,
-    /// Its release was asked for, and its leases know that.
+    /// Its release was requested, and its leases were notified.
     pub(super) is_asked: bool,
-    /// It was taken over from another process as it was.
+    /// The holding was taken over unchanged from another process.
     pub(super) is_adopted: bool,
-    /// It was added to a holding of the owner elsewhere, so the entries of the name hold it.
+    /// The holding was added to a holding of the owner elsewhere, so it is stored as an entry of
+    /// the name.
     pub(super) is_joined: bool,
     pub(super) state: HoldingState,
-    /// The heartbeat keeps it, as its row says.
+    /// The heartbeat keeps the holding, according to its row.
     pub(super) is_kept: bool,
-    /// How long it lasts after a heartbeat: the TTL in its row.
+    /// How long the holding lasts after a heartbeat: the TTL in its row.
     pub(super) ttl: Duration,
-    /// Until when the holder may rely on it, whatever the heartbeat does.
+    /// Until when the holder may rely on the holding, whatever the heartbeat does.
     pub(super) deadline: Moment,
-    /// The heartbeats of this epoch extend it.
+    /// The heartbeats of this epoch extend the holding.
     pub(super) epoch: Epoch,
-    /// When its TTL in the store is to be raised to what was asked for.
+    /// When to raise its TTL in the store to the requested TTL.
     pub(super) extend_at: Option<Moment>,
-    /// When a statement that changes it is to be repeated.
+    /// When to repeat a statement that changes the holding.
     pub(super) again_at: Moment,
-    /// When a look that was not answered is to be repeated.
+    /// When to repeat an unanswered look.
     pub(super) look_at: Option<Moment>,
     pub(super) pause: Duration,
-    /// How often a release has changed nothing, for no reason that the store tells.
+    /// How often a release has had no effect and the store gave no reason.
     pub(super) ignored: u32,
-    /// A request about it may take effect late.
+    /// A request about the holding may take effect late.
     pub(super) lingers: bool,
-    /// A request that ends it may have taken effect without an answer.
+    /// A request that ends the holding may have taken effect without an answer.
     pub(super) may_have_ended: bool,
     /// No entry that waits for its end had expired when the name was read.
     pub(super) is_read: bool,
-    /// Changes that were asked for, in this order.
+    /// Requested changes, in order.
     pub(super) amendments: VecDeque<Amending>,
     /// Leases that were released while other leases share the holding. Their verdict follows when
-    /// the store says that the holding stands.
+    /// the store answers that the holding still exists.
     pub(super) leaving: Vec<LeaseKey>,
-    /// A look at the holding is on its way, for so many of the leases in `leaving`.
+    /// A look at the holding is in flight, for this many of the leases in `leaving`.
     pub(super) looking_for: Option<usize>,
 }
 
@@ -123,13 +124,14 @@ impl Holding {
         matches!(self.state, HoldingState::Held(_))
     }
 
-    /// Until when the holder may rely on it.
+    /// Returns the moment until which the holder may rely on the holding.
     pub(super) fn deadline(&self, heartbeat: &Heartbeat) -> Moment {
         let beat_at = heartbeat.beat_at(self.epoch).filter(|_| self.is_kept);
         beat_at.map_or(self.deadline, |beat_at| self.deadline.max(beat_at + relied_on(self.ttl)))
     }
 
-    /// Another lease shares the holding: its TTL in the store is raised where that asks for more.
+    /// Adds the wants of another lease: raises the holding's TTL in the store if the lease asks for
+    /// more.
     pub(super) fn want(&mut self, now: Moment, ttl: Duration, is_kept: bool) {
         if ttl > self.claim.ttl || (is_kept && !self.claim.is_kept) {
             self.claim.ttl = self.claim.ttl.max(ttl);
@@ -138,7 +140,7 @@ impl Holding {
         }
     }
 
-    /// The store is being asked if the holding stands.
+    /// Notes that a look at the holding is in flight.
     pub(super) fn look(&mut self) {
         self.looking_for = Some(self.leaving.len());
         self.look_at = None;
@@ -147,8 +149,8 @@ impl Holding {
         }
     }
 
-    /// Whether the store must be asked if the holding stands: after a notice, or for the verdict of
-    /// a release.
+    /// Whether the engine must ask the store if the holding still exists: after a notice, or for
+    /// the verdict of a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
         let has_news = self.is_kept && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
@@ -157,35 +159,35 @@ impl Holding {
             && (has_news || is_refused || self.is_doubted || !self.leaving.is_empty())
     }
 
-    /// Whether a look may have found it with this token: its own, one that it is being raised to,
-    /// or one that it was raised from.
+    /// Whether a look may have found the holding with this token: its own, a token it is being
+    /// raised to, or a former token.
     pub(super) fn has_token(&self, token: FencingToken) -> bool {
         let raised = self.amendments.iter().any(|other| other.amendment == Amendment::Raise(token));
         token == self.token || raised || self.former_tokens.contains(&token)
     }
 
-    /// The token that it was granted with.
+    /// Returns the token with which the holding was granted.
     pub(super) fn first_token(&self) -> FencingToken {
         self.former_tokens.first().copied().unwrap_or(self.token)
     }
 
-    /// The change that the store is to be asked for next.
+    /// Returns the next change to request from the store.
     pub(super) fn next_amendment(&self) -> Option<Amendment> {
         let first = self.amendments.front().filter(|first| self.is_held() && first.state == AmendmentState::Pending);
         first.map(|first| first.amendment)
     }
 
-    /// Whether it is being shared, or given another token.
+    /// Whether the holding is being changed to shared mode or given another token.
     pub(super) fn is_converting(&self) -> bool {
         self.amendments.iter().any(|other| other.amendment.is_conversion())
     }
 
-    /// Whether its release may give the name to an entry that was not read.
+    /// Whether the release of the holding may pass over entries that were not read.
     pub(super) fn may_pass_over_entries(&self) -> bool {
         self.claim.mode == Mode::Exclusive && !self.is_joined && !self.is_read
     }
 
-    /// Whether another lease of its owner may share it, whatever that asks for.
+    /// Whether another lease of its owner may share the holding, whatever that lease asks for.
     pub(super) fn can_be_entered(&self) -> bool {
         self.is_held() && self.claim.mode == Mode::Exclusive && !self.is_converting()
     }
@@ -195,18 +197,19 @@ impl Holding {
         self.token.get() != latest && self.amendments.iter().any(is_it)
     }
 
-    /// Counts a release without effect. `true`: there were too many of them.
+    /// Counts a release without effect. Returns `true` after too many.
     pub(super) fn is_ignored(&mut self) -> bool {
         self.ignored += 1;
         self.ignored > IGNORED
     }
 
-    /// Takes the heartbeats so far into account for good: heartbeats of a later epoch do not count.
+    /// Fixes the deadline reached by the heartbeats so far: heartbeats of a later epoch do not
+    /// count.
     pub(super) fn settle(&mut self, heartbeat: &Heartbeat) {
         self.deadline = self.deadline(heartbeat);
     }
 
-    /// Sets whether the release waits for a decision from what is read, instead of a plain
+    /// Sets whether the release is a transition decided from the queue as read, instead of a plain
     /// statement.
     pub(super) fn release_by_transition(&mut self, by_it: bool) {
         if let HoldingState::Releasing { by_transition, .. } = &mut self.state {
@@ -214,7 +217,7 @@ impl Holding {
         }
     }
 
-    /// Puts off the next statement about it, longer each time, but several come before its
+    /// Puts off the next statement about the holding, longer each time, but several come before its
     /// deadline.
     pub(super) fn put_off(&mut self, now: Moment) {
         let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
@@ -223,7 +226,7 @@ impl Holding {
     }
 }
 
-/// How long a holder may rely on a lease from before the request for it was sent.
+/// Returns how long a holder may rely on a lease, counted from before its request was sent.
 pub(super) fn relied_on(ttl: Duration) -> Duration {
     if is_on(Mutation::NoMargin) { ttl + ttl / 10 } else { reliance(ttl) }
 }

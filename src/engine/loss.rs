@@ -1,4 +1,4 @@
-//! Leases end without being released: by time, by eviction, by a store that does not know them.
+//! How leases end without a release: by time, by eviction, by a store that does not know them.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl Engine {
         self.advance(now, name);
     }
 
-    /// Looks every holding of a name up.
+    /// Looks up every holding of a name.
     pub(super) fn doubt(&mut self, now: Moment, name: &LockName) {
         for holding in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.holdings) {
             holding.settle(&self.heartbeat);
@@ -35,7 +35,7 @@ impl Engine {
         self.advance(now, name);
     }
 
-    /// Ends what has run out by now.
+    /// Ends the holdings, leases and waits whose time is over.
     pub(super) fn expire(&mut self, now: Moment) {
         let mut due = Vec::new();
         while self.timers.first().is_some_and(|(at, _)| *at <= now) {
@@ -97,8 +97,8 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
-        // A holder that notices the end of a lease has the margin for stopping its work, before
-        // another client is granted the name. Twice: by then its expiry in the store has passed.
+        // A holder that notices the end of a lease has the margin to stop its work before another
+        // client is granted the name. After twice the margin, the expiry in the store has passed.
         let pause = if cause == LossCause::Expired { 2 * margin(holding.claim.ttl) } else { Duration::ZERO };
         state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
         for lease in holding.leaving {

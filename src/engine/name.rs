@@ -1,9 +1,9 @@
-//! One name: its waiters in this process, its holdings, and what is left of earlier ones.
+//! One name: its waiters in this process, its holdings, and the withdrawals of earlier ones.
 //!
-//! At most one statement that changes a name is on its way at any time, so their answers never
-//! cross. The first waiter asks the store; when it is refused, it gets an entry there. The other
-//! waiters wait behind it in this process, and get entries only while they could hold the name
-//! together with the first.
+//! At most one statement that changes a name is in flight at any time, so answers never cross. The
+//! first waiter asks the store; after a refusal, it gets an entry there. The other waiters wait
+//! behind it in this process, and get entries only while they could hold the name together with the
+//! first.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,24 +19,24 @@ use crate::protocol::timing::GRANT;
 use crate::protocol::{ClientId, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode};
 use crate::token::FencingToken;
 
-/// How many entries of a client wait for one name at most.
+/// The most entries of a client that wait for one name.
 pub(super) const ENTRIES: usize = 16;
 
 /// The time between two tries of a name that is free and yet not granted.
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
-/// A shorter wait than this is about as short as a round trip, and says nothing about the store.
+/// A wait shorter than this may be as short as a round trip, and says nothing about the store.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// A store that has not answered for so long is out of reach.
+/// A store that has not answered for this long is out of reach.
 pub(super) const LONG_SILENCE: Duration = Duration::from_secs(1);
 
-/// What a name asks of the client, beside the statements about it.
+/// The needs of a name, apart from the statements about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Needs {
-    /// The shortest TTL that the heartbeat keeps. `None`: it keeps nothing.
+    /// The shortest TTL that the heartbeat keeps. `None`: no heartbeat is needed.
     pub(super) ttl: Option<Duration>,
-    /// Something is held, wanted or on its way, or is withdrawn for the first time.
+    /// The name has a holding, a waiter, a statement in flight or a first withdrawal.
     pub(super) attention: bool,
     /// An entry waits for a grant, perhaps by another client.
     pub(super) grant: bool,
@@ -44,42 +44,42 @@ pub(super) struct Needs {
 
 #[derive(Default)]
 pub(super) struct Name {
-    /// What it needed when it was last advanced.
+    /// The needs of the name when it was last advanced.
     pub(super) needs: Needs,
-    /// In the order of their arrival. Tries come first: a try is refused while a waiter waits,
-    /// unless its owner was given.
+    /// In order of arrival, but tries come first: a try without a named owner is refused while a
+    /// waiter waits.
     pub(super) waiters: VecDeque<Waiter>,
-    /// How many of them have an owner that was given.
+    /// The number of waiters whose owner was named by the caller.
     pub(super) reentering: usize,
     pub(super) holdings: Vec<Holding>,
     pub(super) withdrawals: Vec<Withdrawal>,
     pub(super) detachments: Vec<Detachment>,
-    /// Since when a statement is on its way.
+    /// Since when a statement is in flight.
     pub(super) busy_since: Option<Moment>,
-    /// The name may be granted to an entry, or belong to a forgotten acquisition: it is to be read
-    /// at that moment.
+    /// When to read the name: it may be granted to an entry, or belong to a forgotten acquisition.
     pub(super) read_at: Option<Moment>,
     /// When an acquisition of this client ended last.
     pub(super) ended_at: Option<Moment>,
-    /// The store may keep an acquisition that has ended: the name is read until it answers.
+    /// The store may still have an acquisition that has ended: the read is repeated until the store
+    /// answers.
     pub(super) is_rechecked: bool,
-    /// When the first entry of this client is to be looked at.
+    /// When to poll the first entry of this client.
     pub(super) poll_at: Option<Moment>,
-    /// Since when an entry of this client waits. `None`: none has waited since the last grant.
+    /// Since when an entry of this client waits. `None`: no entry has waited since the last grant.
     pub(super) queued_at: Option<Moment>,
-    /// Another client may have granted it to an entry of this one. The notification may come before
-    /// the answer to the request that adds the entry.
+    /// Another client may have granted the name to an entry of this client. The notification may
+    /// come before the answer to the request that adds the entry.
     pub(super) is_notified: bool,
-    /// The holders of tokens up to this one were asked to release it, as far as is known.
+    /// The highest known token whose holder was asked to release the name.
     pub(super) asked_up_to: i64,
-    /// Other clients wait for it, as far as is known.
+    /// Other clients are known to wait for the name.
     pub(super) is_wanted: bool,
     /// How often in a row a decision was overtaken.
     pub(super) overtaken: u32,
 }
 
 impl Name {
-    /// A statement is on its way. There is one at a time, beside looks.
+    /// Whether a statement is in flight. Looks do not count.
     pub(super) fn is_busy(&self) -> bool {
         self.busy_since.is_some()
     }
@@ -100,14 +100,14 @@ impl Name {
         Some(waiter)
     }
 
-    /// Removes the first waiter of an owner that was given.
+    /// Removes the first waiter for which the caller named this owner.
     pub(super) fn remove_waiter_of(&mut self, owner: Owner) -> Option<Waiter> {
         let i = self.foremost().position(|waiter| waiter.reenters && waiter.claim.owner == owner)?;
         self.remove_waiter(i)
     }
 
     /// Whether the store has not answered a waiter: the waiter only tries, or a request that it
-    /// needs has been on its way for too long.
+    /// needs has been in flight for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let is_asked = |waiter: &Waiter| match waiter.state {
@@ -121,8 +121,8 @@ impl Name {
         self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || is_asked(waiter)))
     }
 
-    /// The waiters that may have an entry in the store; all waiters, if some have an owner that was
-    /// given. The work per answer does not grow with the number of waiters behind them.
+    /// Returns the waiters that may have an entry in the store, or all waiters if any has a named
+    /// owner. The work per answer does not grow with the number of waiters behind them.
     pub(super) fn foremost(&mut self) -> impl Iterator<Item = &mut Waiter> {
         let reach = self.reach();
         self.waiters.iter_mut().take(reach)
@@ -132,13 +132,13 @@ impl Name {
         if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES }
     }
 
-    /// The first in the queue. A waiter that resumes a lease stands in no queue.
+    /// Returns the first waiter in the queue. A waiter that resumes a lease is in no queue.
     pub(super) fn first(&self) -> Option<&Waiter> {
         self.waiters.iter().find(|waiter| waiter.resumes.is_none())
     }
 
-    /// The waiter for which the holder and the queue are read from the store: the first, or a try
-    /// whose owner may share the name.
+    /// Returns the waiter for which the holder and the queue are read: the first, or a try whose
+    /// owner may share the name.
     pub(super) fn candidate(&self) -> Option<&Waiter> {
         let is_refused = |waiter: &&Waiter| waiter.state == WaiterState::Refused && !waiter.may_join;
         let tries = if self.reentering > 0 { usize::MAX } else { 0 };
@@ -146,7 +146,7 @@ impl Name {
         self.first().filter(is_refused).or_else(of_owner)
     }
 
-    /// Whether something is wanted or done about an acquisition that waits or holds like this.
+    /// Whether the name has work for an acquisition in this state.
     pub(super) fn knows(&self, id: LeaseId, state: EntryState) -> bool {
         let exported = self.exported_token(id).map(|token| EntryState::Holding(token.get()));
         self.waiters.iter().take(self.reach()).any(|waiter| waiter.claim.id == id)
@@ -155,7 +155,7 @@ impl Name {
             || exported == Some(state)
     }
 
-    /// The token of an exported lease that is detached or resumed here.
+    /// Returns the token of an exported lease that this client detaches or resumes.
     fn exported_token(&self, id: LeaseId) -> Option<FencingToken> {
         let is_it = |detachment: &&Detachment| detachment.id == id || detachment.renamed == Some(id);
         let detached = self.detachments.iter().find(is_it).map(|detachment| detachment.token);
@@ -168,8 +168,8 @@ impl Name {
         detached.or(resumed.map(|exported| exported.token))
     }
 
-    /// Withdraws what the store keeps for this client and the client does not know: the store has
-    /// missed how that ended.
+    /// Withdraws acquisitions that the store has for this client but the client does not know: the
+    /// store has missed their end.
     pub(super) fn withdraw_forgotten(&mut self, now: Moment, client: ClientId, row: &LeaseRow, entries: &[EntryRow]) {
         let in_row = match row.holder {
             Holder::Lease(id) if row.client == Some(client) => Some((id, EntryState::Holding(row.token))),
@@ -193,12 +193,12 @@ impl Name {
         self.waiters.iter_mut().find(|waiter| waiter.claim.id == id)
     }
 
-    /// A holding of this client excludes a holding in this mode.
+    /// Whether a holding of this client excludes a holding in this mode.
     pub(super) fn is_taken(&self, mode: Mode) -> bool {
         self.holdings.iter().any(|holding| mode == Mode::Exclusive || holding.claim.mode == Mode::Exclusive)
     }
 
-    /// This client holds the name by a lease of its own.
+    /// Whether this client holds the name in exclusive mode.
     pub(super) fn is_held_alone(&self) -> bool {
         self.holdings.iter().any(|holding| holding.claim.mode == Mode::Exclusive)
     }
@@ -208,7 +208,7 @@ impl Name {
         self.waiters.iter().take(self.reach()).any(Waiter::is_queued)
     }
 
-    /// What it needs now.
+    /// Returns the current needs of the name.
     pub(super) fn needs_now(&self) -> Needs {
         let held = self.holdings.iter().filter(|holding| holding.is_kept).map(|holding| holding.ttl).min();
         let detaching = self.detachments.iter().map(|detachment| detachment.ttl);
@@ -227,7 +227,7 @@ impl Name {
         self.withdraw_after(id, now, Duration::ZERO, lingers);
     }
 
-    /// The same, but not yet.
+    /// Withdraws an acquisition as [`Self::withdraw`] does, after a pause.
     pub(super) fn withdraw_after(&mut self, id: LeaseId, now: Moment, pause: Duration, lingers: bool) {
         if is_on(Mutation::ForgetLost) {
             return;
@@ -246,7 +246,7 @@ impl Name {
         self.read_at = Some(now + if self.overtaken == 1 { Duration::ZERO } else { pause });
     }
 
-    /// When something is due, apart from deadlines of holdings and waiters.
+    /// Returns the moments at which work is due, apart from deadlines of holdings and waiters.
     pub(super) fn wakes_at(&self) -> impl Iterator<Item = Moment> {
         let is_idle = !self.is_busy();
         let of_holding = |h: &Holding| match h.next_amendment() {

@@ -1,10 +1,10 @@
 //! Which entry is next: the transition of a name, given its holder and its queue.
 //!
-//! A pure function of what was read. The store carries the answer out only if the name still stands
+//! The decision is a pure function of the rows read. The store applies it only if the name is still
 //! as it was read, so it does not matter which client decides, nor how many decide at once.
 //!
 //! The queue is served strictly in the order of arrival, with one exception: an owner that shares a
-//! name may share it once more, since it would otherwise wait for itself behind a waiting writer.
+//! name may share it again, because it would otherwise wait for itself behind a waiting writer.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use crate::protocol::{
     Claim, ClientId, EntryRow, GivenUp, Grantee, Holder, HolderChange, Mode, Queue, Seen, Transition,
 };
 
-/// What to do about a name.
+/// The decision about a name.
 #[derive(Debug)]
 pub(crate) enum Decision {
-    /// Nothing can be granted. The time until that may change by itself, if it is known.
+    /// Grants nothing. Contains the time until the name may become free by itself, if known.
     Wait(Option<Duration>),
     Apply(Transition),
 }
 
-/// Decides what is to become of a name.
+/// Decides the next transition of a name.
 ///
-/// - `own`: the client that decides. Its waiting entries count as alive, and its grants last as
-///   long as was asked for.
+/// - `own`: the client that decides. Its waiting entries count as alive, and its grants last for
+///   the requested TTL.
 /// - `given_up`: a holding that its holder gives up.
-/// - `claim`: gets the name if no entry waits for it.
+/// - `claim`: a claim that gets the name if no entry waits for it.
 pub(crate) fn decide(
     name: &LockName,
     queue: &Queue,
@@ -94,7 +94,7 @@ pub(super) fn shares_again(claim: &Claim, queue: &Queue) -> bool {
     goes_past(claim.mode, Some(claim.owner), &sharing(queue))
 }
 
-/// The entries that hold the name and have not expired.
+/// Returns the entries that hold the name and have not expired.
 fn sharing(queue: &Queue) -> Vec<&EntryRow> {
     queue.holding().filter(|entry| entry.remaining.is_some()).collect()
 }
@@ -104,7 +104,7 @@ fn goes_past(mode: Mode, owner: Option<Owner>, sharing: &[&EntryRow]) -> bool {
     mode == Mode::READ && owner.is_some() && sharing.iter().any(is_own)
 }
 
-/// Which waiting entries get the name, when no exclusive lease holds it.
+/// Returns the waiting entries that get a name without an exclusive holder.
 fn successors<'a>(sharing: &[&EntryRow], waiting: &[&'a EntryRow]) -> Vec<&'a EntryRow> {
     let mut holding = sharing.to_vec();
     let mut next = Vec::new();

@@ -1,4 +1,5 @@
-//! Names on which something has ended, which are read again when the store may have been replaced.
+//! Names on which an acquisition has ended: they are read again when the store may have been
+//! replaced.
 
 use super::{Engine, LONGEST_LAG, NOTED_FOR};
 use crate::clock::Moment;
@@ -6,7 +7,7 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 
 impl Engine {
-    /// Notes when an acquisition ended on a name that is forgotten. Old notes are dropped when
+    /// Records when an acquisition ended on a name that the engine forgets. Drops old records when
     /// there are many.
     pub(super) fn note_end(&mut self, now: Moment, name: &LockName, ended_at: Moment) {
         if self.ended.len() == self.ended.capacity() {
@@ -16,8 +17,8 @@ impl Engine {
         self.ended.insert(name.clone(), ended_at);
     }
 
-    /// Reads each name on which something has ended since the store was known to be the same, or
-    /// shortly before. One that has missed the end still believes in the acquisition.
+    /// Reads each name on which an acquisition has ended since `same_until`, or shortly before. A
+    /// store that has missed the end still has the acquisition.
     pub(super) fn recheck_ended(&mut self, now: Moment, same_until: Moment) {
         if is_on(Mutation::ForgetEnded) {
             return;

@@ -10,25 +10,25 @@ use crate::name::LockName;
 use crate::protocol::timing::BEAT;
 
 impl Engine {
-    /// When [`handle`](Self::handle) must be called again, if nothing happens before.
+    /// Returns when [`handle`](Self::handle) must be called again, if no event comes earlier.
     pub(crate) fn wakes_at(&self) -> Option<Moment> {
         let timer = self.timers.first().map(|(at, _)| *at);
         let patience = self.patience.first().map(|(at, _)| *at);
         timer.into_iter().chain(patience).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
     }
 
-    /// How long the answer to a heartbeat may take: there must be time for another one before any
-    /// lease ends.
+    /// Returns how long the answer to a heartbeat may take: the rest must suffice for another beat
+    /// before any lease ends.
     pub(crate) fn heartbeat_patience(&self) -> Duration {
         (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
     }
 
-    /// The shortest TTL that the heartbeat keeps. `None`: it keeps nothing.
+    /// Returns the shortest TTL that the heartbeat keeps. `None`: no heartbeat is needed.
     pub(super) fn shortest(&self) -> Option<Duration> {
         self.ttls.first_key_value().map(|(ttl, _)| *ttl)
     }
 
-    /// Counts what a name needs from now on instead of what it needed before.
+    /// Replaces the counted needs of a name.
     fn count(&mut self, before: Needs, after: Needs) {
         if let Some(ttl) = after.ttl {
             *self.ttls.entry(ttl).or_default() += 1;
@@ -45,7 +45,7 @@ impl Engine {
         self.unsettled -= usize::from(before.attention);
     }
 
-    /// Sets the timer of a name, or forgets the name when there is nothing left to do.
+    /// Sets the timer of a name, or forgets a name without work.
     pub(super) fn touch(&mut self, now: Moment, name: &LockName) {
         if let Some(before) = self.wakes.remove(name) {
             self.timers.remove(&(before, name.clone()));
@@ -82,7 +82,7 @@ impl Engine {
             [Some(holding.deadline(&self.heartbeat)), ends]
         };
         let deadlines = state.holdings.iter().flat_map(of_holding).flatten();
-        // What is due already waits for something else to happen.
+        // Overdue work waits for another event.
         if let Some(at) = deadlines.chain(state.wakes_at()).filter(|at| *at > now).min() {
             self.timers.insert((at, name.clone()));
             self.wakes.insert(name.clone(), at);

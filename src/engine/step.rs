@@ -22,11 +22,11 @@ pub(super) enum Step {
     Enqueue,
     Release(LeaseId),
     Withdraw(LeaseId),
-    /// How the entries of this client stand.
+    /// Reads the state of this client's entries.
     Poll,
-    /// Whether a holding still stands, after a notice. Sent as [`Request::Poll`].
+    /// Reads whether a holding still exists, after a notice. Sent as [`Request::Poll`].
     Look(LeaseId),
-    /// Which entry may be next. `given_up`: a holding that is being released.
+    /// Reads which entry is next. `given_up`: a holding that is being released.
     Read {
         given_up: Option<LeaseId>,
     },
@@ -34,14 +34,14 @@ pub(super) enum Step {
         given_up: Option<LeaseId>,
     },
     Extend(LeaseId),
-    /// A change that the caller has asked for.
+    /// Makes a change that a caller requested.
     Amend(LeaseId),
-    /// The heartbeat is taken away from an exported lease.
+    /// Takes the heartbeat away from an exported lease.
     Detach(LeaseId),
 }
 
 impl Name {
-    /// The next statement, if one is due. `is_steady`: entries that have expired are dead.
+    /// Returns the next statement, if one is due. `is_steady`: expired entries are dead.
     pub(super) fn next(
         &mut self,
         name: &LockName,
@@ -68,8 +68,8 @@ impl Name {
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
-            // A share lets other clients in: waiters here that came earlier take their turns among
-            // their waiters.
+            // A downgrade lets other clients in: earlier waiters of this client first take their
+            // turns among the waiters of other clients.
             if amendment == Amendment::Downgrade
                 && let Some(enqueue) = self.enqueue(now)
             {
@@ -77,8 +77,8 @@ impl Name {
             }
             return Some((Step::Amend(id), amend(name, id, token, amendment)));
         }
-        // What follows may grant the name to other clients: waiters here that came earlier take
-        // their turns among theirs.
+        // The next statements may grant the name to other clients: earlier waiters of this client
+        // first take their turns among theirs.
         let serves =
             self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
         if serves && let Some(enqueue) = self.enqueue(now) {
@@ -104,7 +104,7 @@ impl Name {
         })
     }
 
-    /// The statement that ends a holding.
+    /// Returns the statement that ends a holding.
     fn give_back(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
         let (id, token) = (holding.id(), holding.token);
         let keep_for = match holding.state {
@@ -121,7 +121,7 @@ impl Name {
         let first = self.waiters.iter().find(|waiter| !waiter.tries());
         let hands_on = is_alone && !self.is_wanted && !holding.is_joined;
         let next = first.filter(|waiter| hands_on && waiter.can_follow());
-        // The entry of the next waiter here takes its turn among the entries of other clients.
+        // The entry of this client's next waiter takes its turn among the entries of other clients.
         if is_alone
             && next.is_none()
             && let Some(enqueue) = self.enqueue(now)
@@ -132,7 +132,7 @@ impl Name {
         (Step::Release(id), Request::Release(Release { name: name.clone(), id, token, keep_for, next }))
     }
 
-    /// The statement that the waiters need.
+    /// Returns the statement that the waiters need.
     fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
         // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for
         // earlier waiters.
@@ -153,9 +153,9 @@ impl Name {
         }
         let first = self.first().filter(|first| !first.may_join || first.is_queued())?;
         let (id, claim) = (first.claim.id, first.claim.clone());
-        // Behind a lease of this client the first waits here: the release of that lease grants it.
-        // A share may be the last one when another client releases its own, so the waiter behind it
-        // has an entry.
+        // The first waiter behind an exclusive lease of this client needs no entry: the release of
+        // that lease grants the name to it. A waiter behind a share has an entry, because the share
+        // may be the last one when another client releases its own.
         if self.is_held_alone() {
             return if self.is_wanted { self.enqueue(now) } else { None };
         }
@@ -179,9 +179,9 @@ impl Name {
         }
     }
 
-    /// Entries for the waiters that may be granted the name together with the first, and for the
-    /// next one behind them, which keeps later readers of other clients out; and for waiters whose
-    /// owner may share the name again.
+    /// Adds entries for the waiters that may be granted the name together with the first, for the
+    /// next waiter behind them, which keeps later readers of other clients out, and for waiters
+    /// whose owner may share the name again.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
         let mut open = ENTRIES;

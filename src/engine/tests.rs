@@ -10,7 +10,7 @@ fn engine() -> Engine {
     Engine::new(ClientId::from_u128(1), "test".into(), LeaseId::from_u128(1 << 32), false)
 }
 
-/// A wish of a new owner for a name alone.
+/// Returns an exclusive request of a new owner.
 fn wish(name: &str, patience: Patience) -> Wish {
     Wish {
         name: LockName::new(name).expect("a name"),
@@ -25,8 +25,8 @@ fn wish(name: &str, patience: Patience) -> Wish {
     }
 }
 
-/// Waits for a name so long while the store does not answer, on a machine that wakes the engine
-/// much later. Returns the refusal.
+/// Waits for a name for `length` while the store does not answer, on a machine that wakes the
+/// engine much later. Returns the refusal.
 fn refusal_of_wait(length: Duration) -> Refusal {
     let mut engine = engine();
     let wish = wish("a", Patience::Wait(Some(START + length)));
@@ -55,11 +55,11 @@ fn long_wait_without_an_answer_is_unanswered() {
     assert!(matches!(refusal_of_wait(Duration::from_millis(200)), Refusal::NoAnswer));
 }
 
-/// A conversation with a store that a test answers for.
+/// The dialogue of an engine with a store whose answers the test gives.
 struct Conversation {
     engine: Engine,
     now: Moment,
-    /// The requests that were not answered yet.
+    /// The unanswered requests.
     open: Vec<(RequestId, Request)>,
     actions: Vec<Action>,
 }
@@ -97,7 +97,7 @@ impl Conversation {
     }
 }
 
-/// The release is asked for between the look that finds a grant by another client and the
+/// The release is requested between the look that finds a grant by another client and the
 /// confirmation of the grant, which meets a locked row at first.
 #[test]
 fn request_before_a_confirmation_is_looked_up() {
@@ -166,7 +166,7 @@ fn name_is_kept_however_its_lease_ends() {
     let remainder = Duration::from_secs(29);
     assert_eq!(kept_after(|store, lease| store.feed(Event::Release { lease })), remainder);
     assert_eq!(kept_after(|store, _| store.feed(Event::Close)), remainder);
-    // At its max_hold.
+    // The lease ends at its `max_hold`.
     let second = Duration::from_secs(1);
     assert_eq!(kept_after(|store, _| store.pass(second)), remainder - second);
 }
@@ -180,8 +180,8 @@ fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {
     move |body| matches!(body, Request::Poll { name: polled, .. } if polled.as_str() == name)
 }
 
-/// A change of a lease meets a locked row, and is repeated after pauses that grow. A notice comes
-/// during a long one.
+/// A change of a lease meets a locked row, and is repeated after growing pauses. A notice comes
+/// during a long pause.
 #[test]
 fn notice_is_followed_while_a_change_pauses() {
     let mut store = Conversation::new();
@@ -237,7 +237,7 @@ fn polled_holding_of_no_caller_is_withdrawn() {
     assert!(store.open.iter().any(|(_, body)| is_meant(body)), "{:?}", store.open);
 }
 
-/// What is left of the grant may be over before a release gets through.
+/// The remaining time of the grant may be over before a release gets through.
 #[test]
 fn grant_found_late_is_extended_before_its_use() {
     let mut store = waits_for_two_names();
@@ -264,7 +264,7 @@ fn notification_without_a_name_polls_all_names() {
     let polls: Vec<_> =
         ["a", "b"].map(|name| store.open.iter().filter(|(_, body)| is_poll_of(name)(body)).count()).into();
     assert_eq!(polls, [1, 1]);
-    // The next one comes too soon.
+    // The next notification comes too soon.
     store.feed(Event::Notified { name: None });
     assert_eq!(store.open.len(), 2);
 }

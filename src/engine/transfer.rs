@@ -1,4 +1,4 @@
-//! A lease on its way from one process to another.
+//! The transfer of a lease from one process to another.
 
 use super::action::{Action, Exported, LeaseKey, NotAmended, Refusal, WaiterId, Wish};
 use super::waiter::{Waiter, WaiterState};
@@ -12,8 +12,8 @@ use crate::protocol::{Amended, Claim, LeaseId, Mode};
 use crate::token::FencingToken;
 
 impl Engine {
-    /// Lets go of a lease that another process is to resume: the heartbeat of this client keeps it
-    /// no more. `renamed`: the identity that it is to have.
+    /// Exports a lease to another process: the heartbeat of this client no longer keeps it.
+    /// `renamed`: the new identity of the lease.
     pub(super) fn export(&mut self, now: Moment, lease: LeaseKey, renamed: Option<LeaseId>) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return self.actions.push(Action::Exported { lease, exported: None });
@@ -26,7 +26,7 @@ impl Engine {
         };
         let holding = state.holdings.remove(i);
         let lingers = holding.lingers || state.is_busy();
-        // What no heartbeat keeps lasts until its own expiry.
+        // A holding without a heartbeat lasts until its own expiry.
         if holding.is_kept || lingers || renamed.is_some() {
             state.detach(&holding.claim, holding.token, renamed, now, lingers);
         }
@@ -44,8 +44,8 @@ impl Engine {
     }
 
     /// Takes over a lease that a process has exported. An exclusive lease is entered as the same
-    /// owner, and the exported holding withdrawn after that: so it can be resumed again as long as
-    /// no caller has it. One that is shared changes its client.
+    /// owner, and the exported holding is withdrawn after that: the lease can be resumed again as
+    /// long as no caller has it. A shared lease changes its client.
     pub(super) fn resume(&mut self, now: Moment, id: WaiterId, wish: Wish, exported: Exported) {
         if self.is_closing() {
             return self.refuse(id, Refusal::Closed);
@@ -88,8 +88,8 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// A waiter that resumes a lease has joined a holding of its owner. `false`: it is not the
-    /// holding that was exported.
+    /// Checks that the holding joined by a resuming waiter is the exported one, and refuses the
+    /// waiter otherwise.
     pub(super) fn joined_as_exported(
         &mut self,
         now: Moment,
@@ -114,8 +114,8 @@ impl Engine {
         }
     }
 
-    /// A resumed lease is in the hands of its caller: the exported one, beside which it was joined,
-    /// goes.
+    /// Withdraws the exported holding, after the resumed lease that joined it has reached its
+    /// caller.
     pub(super) fn delivered(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return;
@@ -126,8 +126,8 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// No caller has got a resumed lease. One that was joined is given back, and the exported one
-    /// stays; one that was adopted becomes the exported one again.
+    /// Undoes the resumption of a lease that no caller received. A joined lease is released, and
+    /// the exported lease stays; an adopted lease becomes the exported lease again.
     pub(super) fn hand_back(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
         let known = self.leases.get(&lease).and_then(|(name, id)| self.names.get_mut(name)?.holding(*id));
         match known {
@@ -136,7 +136,7 @@ impl Engine {
         }
     }
 
-    /// The store has answered that this client keeps an exported lease no more.
+    /// Handles the answer to the detachment of an exported lease.
     pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: LeaseId, amended: Option<Amended>) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -153,7 +153,7 @@ impl Engine {
 }
 
 impl super::name::Name {
-    /// Takes the heartbeat of this client away from a lease that it does not hold any more.
+    /// Takes the heartbeat of this client away from a lease that the client no longer holds.
     pub(super) fn detach(
         &mut self,
         claim: &Claim,
@@ -171,7 +171,7 @@ impl super::name::Name {
         self.ended_at = Some(now);
     }
 
-    /// Ends what a late request makes of an acquisition whose holding was exported, but not that
+    /// Withdraws what a late request creates for an exported acquisition, but not the exported
     /// holding.
     fn withdraw_others(&mut self, id: LeaseId, exported: FencingToken, now: Moment) {
         self.withdraw(id, now, true);

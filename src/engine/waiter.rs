@@ -1,4 +1,4 @@
-//! A caller that wants a name, and how its claim stands in the store.
+//! A caller that wants a name, and the state of its claim in the store.
 
 use super::action::{Exported, HoldTime, Patience, WaiterId};
 use super::heartbeat::Epoch;
@@ -6,17 +6,18 @@ use crate::clock::Moment;
 use crate::protocol::{Claim, Extension, Mode};
 use crate::token::FencingToken;
 
-/// How the claim of a waiter stands in the store.
+/// The state of a waiter's claim in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaiterState {
-    /// It has not asked.
+    /// The waiter has not asked the store.
     New,
-    /// It was refused: it is to get an entry, or, if it only tries, the name is to be read.
+    /// The store refused the claim: a waiter that only tries needs a read of the name, any other an
+    /// entry.
     Refused,
-    /// Its entry waits.
+    /// The entry of the claim waits.
     Queued,
-    /// The store granted it the name with this token. The grant must be confirmed before the caller
-    /// hears of it.
+    /// The store granted the name with this token. The grant must be confirmed before it is
+    /// reported.
     Granted(FencingToken),
 }
 
@@ -32,17 +33,17 @@ pub(super) struct Waiter {
     pub(super) state: WaiterState,
     /// A request about its claim may take effect late.
     pub(super) lingers: bool,
-    /// Its owner may hold the name elsewhere: the store is asked before it is refused.
+    /// The owner may hold the name elsewhere: the store is asked before the waiter is refused.
     pub(super) may_join: bool,
-    /// The exported lease that it takes over.
+    /// The exported lease that the waiter takes over.
     pub(super) resumes: Option<Exported>,
-    /// The epoch in which its grant by another client was read.
+    /// The epoch in which a grant by another client was read.
     pub(super) granted_in: Option<Epoch>,
-    /// It met a locked row, and is not asked for before.
+    /// When to ask the store again, after a locked row.
     pub(super) ask_at: Moment,
-    /// How often the store has not known the lease that it takes over.
+    /// How often the store did not know the lease that the waiter takes over.
     pub(super) unknown: u32,
-    /// The wait was reported to the caller.
+    /// Whether the wait was reported to the caller.
     pub(super) is_reported: bool,
 }
 
@@ -63,37 +64,37 @@ impl Waiter {
         }
     }
 
-    /// It stands in the queue from now on.
+    /// Puts a try into the queue.
     pub(super) fn begin_to_wait(&mut self) {
         self.patience = Patience::Wait(self.ends_at());
     }
 
-    /// Whether its owner, if it shares the name, may share it again past waiting entries.
+    /// Whether the owner, if it shares the name, may share it again past waiting entries.
     pub(super) fn may_share_again(&self) -> bool {
         self.reenters && self.claim.mode == Mode::READ
     }
 
-    /// Whether it can be handed the name by the release of a lease of this client.
+    /// Whether the release of a lease of this client can grant the name to the waiter.
     pub(super) fn can_follow(&self) -> bool {
         self.claim.mode == Mode::Exclusive && matches!(self.state, WaiterState::New | WaiterState::Refused)
     }
 
-    /// Whether the store may know of it.
+    /// Whether the store may know the waiter's claim.
     pub(super) fn leaves_traces(&self) -> bool {
         self.lingers || matches!(self.state, WaiterState::Queued | WaiterState::Granted(_))
     }
 
-    /// The statement that makes a grant what the caller has asked for.
+    /// Returns the statement that gives a grant the requested properties.
     pub(super) fn confirmation(&self, token: FencingToken) -> Extension {
         let extension = Extension::to_claim(&self.claim, token);
         match self.resumes {
-            // It becomes an acquisition of this client.
+            // The lease becomes an acquisition of this client.
             Some(exported) => Extension { id: Some(exported.id), renamed: Some(self.claim.id), ..extension },
             None => extension,
         }
     }
 
-    /// Whether it takes over the very holding that was exported, instead of joining it.
+    /// Whether the waiter takes over the exported holding itself, instead of joining it.
     pub(super) fn adopts(&self) -> bool {
         self.resumes.is_some() && self.claim.mode != Mode::Exclusive
     }

@@ -1,4 +1,4 @@
-//! Waiters come and leave.
+//! How waiters arrive and leave.
 
 use std::time::Duration;
 
@@ -11,8 +11,7 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::{Claim, LeaseId, Mode};
 
-/// How long the engine waits for the withdrawal of a waiter that has timed out before it tells the
-/// waiter.
+/// How long the engine waits for the withdrawal of a timed-out waiter before it refuses the waiter.
 const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
 
 impl Engine {
@@ -25,7 +24,7 @@ impl Engine {
         let client = self.heartbeat.client;
         let state = self.names.entry(wish.name.clone()).or_default();
         let Wish { name, owner, reenters, mode, ttl, is_kept, hold_time, label, patience } = wish;
-        // A holding that no heartbeat keeps, and that is about to end, is not entered any more.
+        // No waiter enters a holding that no heartbeat keeps and that is about to end.
         let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
         // No waiter enters a holding that is being converted: its mode is not known yet.
@@ -59,7 +58,7 @@ impl Engine {
             patience,
             state: WaiterState::New,
             lingers: false,
-            // The first learns of the owner when it is refused.
+            // The first waiter's refusal shows the owner.
             may_join: reenters && !state.waiters.is_empty(),
             resumes: None,
             ask_at: now,
@@ -76,8 +75,8 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Removes a waiter, and refuses its caller if there is a reason. Its name must be advanced
-    /// afterwards.
+    /// Removes a waiter, and refuses its caller if there is a reason. The caller must advance the
+    /// name afterwards.
     pub(super) fn leave(&mut self, now: Moment, id: WaiterId, refusal: Option<Refusal>) {
         let Some(name) = self.waiters.remove(&id) else {
             return;
@@ -88,7 +87,7 @@ impl Engine {
             && !is_on(Mutation::LeaveEntry)
         {
             match waiter.resumes {
-                // Another may resume the lease.
+                // Another process may resume the lease.
                 Some(exported) if waiter.adopts() => {
                     let lingers = waiter.lingers || state.is_busy();
                     state.detach(&waiter.claim, exported.token, Some(exported.id), now, lingers);
@@ -109,7 +108,7 @@ impl Engine {
         }
     }
 
-    /// Refuses waiters that timed out: that of the acquisition that was withdrawn, and those whose
+    /// Refuses timed-out waiters: the waiter of the withdrawn acquisition, and waiters whose
     /// withdrawals take too long.
     pub(super) fn refuse_timed_out(&mut self, now: Moment, name: &LockName, withdrawn: Option<LeaseId>) {
         for withdrawal in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.withdrawals) {

@@ -1,4 +1,4 @@
-//! What remains to be done in the store about acquisitions that have ended here.
+//! Deletions and detachments in the store that follow the end of an acquisition in this client.
 
 use std::time::Duration;
 
@@ -11,16 +11,17 @@ use crate::token::FencingToken;
 /// The pause before a statement is repeated for the first time.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// For how long a request may take effect after the last attempt to send it was given up.
+/// For how long a request may take effect after its last attempt was given up.
 pub(super) const LATE_EFFECT: Duration = Duration::from_secs(60);
 
-/// An acquisition that is to leave no trace in the store.
+/// The deletion of every trace of an acquisition from the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Withdrawal {
     pub(super) id: LeaseId,
     pub(super) due: Moment,
     pub(super) pause: Duration,
-    /// A request for it may take effect until then, so it is withdrawn again.
+    /// A request for the acquisition may take effect until this moment, so the withdrawal is
+    /// repeated.
     pub(super) until: Option<Moment>,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
@@ -30,7 +31,7 @@ pub(super) struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// Sets when it is repeated: later each time, at most after `longest`.
+    /// Puts off the next repetition, longer each time, by at most `longest`.
     pub(super) fn put_off(&mut self, now: Moment, longest: Duration) {
         self.due = now + self.pause;
         self.pause = (self.pause * 2).min(longest);
@@ -41,16 +42,17 @@ impl Withdrawal {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Detachment {
     pub(super) id: LeaseId,
-    /// The identity that it is to have again.
+    /// The identity to restore.
     pub(super) renamed: Option<LeaseId>,
     pub(super) token: FencingToken,
     pub(super) client: ClientId,
     pub(super) ttl: Duration,
     pub(super) due: Moment,
     pub(super) pause: Duration,
-    /// A request may make the lease one of this client until then, so the detachment is repeated.
+    /// A request may give the lease to this client until this moment, so the detachment is
+    /// repeated.
     pub(super) until: Option<Moment>,
-    /// The lease has got its last TTL.
+    /// The lease has received its last TTL.
     pub(super) is_done: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Recognises a database that refuses a client for as long as neither is set up otherwise.
+//! Recognises a database that refuses a client until one of them is reconfigured.
 
 use sqlx::error::DatabaseError;
 
@@ -12,7 +12,7 @@ pub enum AccessError {
     /// The database does not exist, or the file cannot be opened as one.
     #[error("the database does not exist or cannot be opened")]
     NoDatabase,
-    /// The user may not do this.
+    /// The user lacks a right for this operation.
     #[error("the user lacks a right")]
     NoRight,
     /// A pooler between client and server refuses the connection, or mixes up prepared statements.
@@ -28,7 +28,7 @@ pub enum AccessError {
 }
 
 impl AccessError {
-    /// Classifies an error of sqlx. `None`: it has another cause, or may pass.
+    /// Classifies an error of sqlx. `None`: the error has another cause, or is temporary.
     pub(crate) fn of(error: &sqlx::Error) -> Option<Self> {
         match error {
             sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => Some(Self::Setup),
@@ -104,7 +104,7 @@ impl AccessError {
     }
 }
 
-/// Whether rustls has refused the certificate of the server. A handshake that was cut off is another
+/// Whether rustls has refused the certificate of the server. An interrupted handshake is another
 /// error, and may succeed later.
 fn is_certificate_error(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::InvalidData && error.to_string().starts_with("invalid peer certificate")

@@ -47,8 +47,8 @@ impl LossCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
-    /// The transaction belongs to another database than the lease, or to a copy of it that does not
-    /// have the lease, as a node that lags.
+    /// The transaction belongs to another database than the lease, or to a copy that does not have
+    /// the lease, such as a lagging node.
     #[error("it belongs to another database than the lease")]
     OtherDatabase,
     /// A fence inside a savepoint would end with it.
@@ -84,8 +84,8 @@ pub enum RowError {
     /// No unique index covers this column alone, so several rows could be locked.
     #[error("no unique index covers {column} alone, so other rows could be locked as well")]
     NotUnique {
-        /// The column, as the caller named it; of a key of several columns, all with commas
-        /// between.
+        /// The column, as the caller named it; for a key of several columns, all of them, separated
+        /// by commas.
         column: String,
     },
     /// The database cannot look up a single row in the unique index on this column.
@@ -104,11 +104,11 @@ pub enum RowError {
     SeveralRows {
         /// The column, as the caller named it.
         column: String,
-        /// How many rows.
+        /// The number of changed rows.
         rows: u64,
     },
     /// The version has reached the greatest number that its column can hold, and was not raised:
-    /// the database might have cut the next one off.
+    /// the database might have truncated the next number.
     #[error("{column} has reached {maximum}, the greatest version that its type can hold: give it a wider type")]
     VersionMaximum {
         /// The version column, as the caller named it.

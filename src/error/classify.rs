@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Error, Fault, FenceError, Result, RowError, reason, report};
 
 impl Error {
-    /// Returns the message and those of all sources in one line, each of them once.
+    /// Returns the messages of the error and of all its sources in one line, each once.
     ///
     /// ```
     /// # let error = sqlock::Error::from(sqlx::Error::PoolClosed);
@@ -21,7 +21,7 @@ impl Error {
         matches!(self, Self::Timeout { .. })
     }
 
-    /// Returns whether the lease or session lock is not, or no longer, held.
+    /// Returns whether the lease or session lock is not held, or no longer.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
     }
@@ -73,7 +73,7 @@ impl Error {
         )
     }
 
-    /// Copies the error for another caller whose request it ends.
+    /// Copies the error for another caller whose request ends with it.
     pub(crate) fn repeated(&self) -> Self {
         let again = |source: &sqlx::Error| sqlx::Error::Protocol(reason(source));
         match self {

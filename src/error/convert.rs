@@ -46,8 +46,8 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Lets a closure of a [`Retry`](crate::retry::Retry) fail with the errors of its statements alone.
-/// An error of a driver is returned without what this crate says about it. Any other error, such as
+/// Lets a closure of a [`Retry`](crate::retry::Retry) return the errors of its statements alone. An
+/// error of a driver is returned without the message of this crate. Any other error, such as
 /// [`Error::CommitUnknown`], is the source of an [`sqlx::Error::AnyDriverError`].
 impl From<Error> for sqlx::Error {
     fn from(error: Error) -> Self {

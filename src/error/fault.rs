@@ -22,7 +22,7 @@ pub(crate) enum Fault {
     NoTable,
     /// The server or the transaction is read-only. Nothing was done.
     ReadOnly,
-    /// Anything else.
+    /// Any other error.
     Final,
 }
 
@@ -72,7 +72,8 @@ impl Fault {
         #[cfg(feature = "postgres")]
         if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
             return Some(match AccessError::of_database(error) {
-                // A pooler refuses in the class of lost connections what it will refuse again.
+                // A pooler uses the class of lost connections for requests that it will refuse
+                // again.
                 Some(_) => Self::Final,
                 None => Self::of_postgres(error.code()),
             });
@@ -121,9 +122,9 @@ impl Fault {
             // because of inactivity; error during COMMIT (a Galera node has lost its cluster: the
             // others may have it or not).
             1053 | 1927 | 3169 | 4031 | 1180 => Self::Severed,
-            // The server runs with --read-only (or another option that forbids it), the transaction
-            // is read-only, the server is; a Galera node has no cluster ("has not yet prepared node
-            // for application use").
+            // The server runs with --read-only (or another option that forbids the statement), the
+            // transaction is read-only, the server is read-only; a Galera node has no cluster ("has
+            // not yet prepared node for application use").
             1290 | 1792 | 1836 | 1047 => Self::ReadOnly,
             1040 | 1203 | 1226 => Self::Exhausted,
             // Deadlock (on Galera also another node's commit), record has changed since last read,

@@ -3,8 +3,8 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
-/// Joins the messages of an error and of its sources. A message that ends with the next one, as those
-/// of sqlx do, stands for both.
+/// Joins the messages of an error and of its sources. Skips a message with which the previous one
+/// ends, as in sqlx.
 pub(crate) fn report(error: &(dyn StdError + 'static)) -> String {
     let mut report = error.to_string();
     let mut next = error.source();
@@ -41,7 +41,7 @@ mod tests {
     use crate::name::LockName;
     use crate::token::FencingToken;
 
-    /// An error of every variant that has a source, and of those that name another error.
+    /// Returns an error of every variant that has a source or names another error.
     fn errors() -> Vec<(Error, &'static str)> {
         let refused = || sqlx::Error::Protocol("no such thing".into());
         let broken = || sqlx::Error::Io(std::io::Error::other("broken pipe"));

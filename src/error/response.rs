@@ -7,9 +7,9 @@ use axum::response::{IntoResponse, Response};
 
 use super::Error;
 
-/// Makes a response of an error, so that a handler of axum may return it. It is
-/// `application/problem+json` without a detail: it names no lock, table or server. Log the error
-/// where that matters.
+/// Makes a response of an error, so that a handler of axum may return the error. The response is
+/// `application/problem+json` without a detail: it names no lock, table or server. Log the error if
+/// the detail matters.
 ///
 /// | status | errors |
 /// |---|---|

@@ -10,7 +10,7 @@ pub(super) enum Failure {
     NoAnswer {
         within: Duration,
     },
-    /// No connection could be opened; without an error when that took too long.
+    /// No connection could be opened. `None`: the attempt took too long.
     Unconnected(Option<sqlx::Error>),
     Panic(String),
 }
@@ -19,8 +19,8 @@ impl Failure {
     pub(super) fn fault(&self) -> Fault {
         match self {
             Self::Refused(error) => match Fault::of(error) {
-                // The server was another one at the time of the connect. There may be a better one
-                // by now, here or elsewhere.
+                // The server was writable when the connection was opened. A writable server may
+                // exist by now, at this address or another.
                 Fault::ReadOnly => Fault::Severed,
                 fault => fault,
             },

@@ -48,7 +48,7 @@ pub(super) struct Attempts {
     is_repeated: bool,
     backoff: Backoff,
     has_reconnected: bool,
-    /// A batch has left it undone.
+    /// Whether a batch has left the operation undone.
     is_alone: bool,
 }
 
@@ -58,13 +58,13 @@ pub(super) trait Pending: Send {
 
     fn attempted(&self) -> &'static str;
 
-    /// Sends the operation once, and keeps its output.
+    /// Sends the operation once, and stores its output.
     fn send<'a>(&'a mut self, connection: &'a mut dyn Store) -> StoreFuture<'a, ()>;
 
-    /// Joins a batch, or begins one. `false`: it is sent alone.
+    /// Joins a batch or begins one. `false`: the operation must be sent alone.
     fn join(&self, batch: &mut Option<Batch>) -> bool;
 
-    /// Stores its response from a batch.
+    /// Stores the operation's response from a batch.
     fn set_response(&mut self, response: Response);
 
     /// Passes the output on, or the error.
@@ -94,7 +94,7 @@ impl<O: Operation> Task<O> {
     fn answer(&mut self, result: Result<O::Output, Error>) {
         if let Some(reply) = self.reply.take() {
             let Attempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
-            // A panic of the receiver is its own: the worker goes on.
+            // A panic of the receiver must not end the worker.
             let _ = panics::caught(|| reply(Answer { result, sent_at, may_linger, is_repeated }));
         }
     }
@@ -148,11 +148,12 @@ pub(super) struct Worker {
     /// Whether the last connection was lost.
     has_lost: bool,
     sink: Option<NotificationSink>,
-    /// The connection receives no notifications any more. The next heartbeat on it fails.
+    /// The connection no longer receives notifications. The next heartbeat on the connection fails.
     is_listener_lost: bool,
     /// Whether the connection may be dead.
     suspicion: watch::Receiver<Suspicion>,
-    /// The queue of the workers whose connections are suspect when a heartbeat's is lost.
+    /// The queue of the workers whose connections become suspect when the heartbeat connection is
+    /// lost.
     suspects: Option<Arc<Queue>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
@@ -183,12 +184,13 @@ impl Worker {
     }
 
     /// Makes this the worker for heartbeats, which receives the notifications of grants by other
-    /// clients. When it loses its connection, those of the workers of `suspects` are suspect.
+    /// clients. When this worker loses its connection, the connections of the workers of `suspects`
+    /// become suspect.
     pub(super) fn for_heartbeats(self, sink: NotificationSink, suspects: &Arc<Queue>) -> Self {
         Self { sink: Some(sink), suspects: Some(Arc::clone(suspects)), ..self }
     }
 
-    /// Returns the next task. Passes notifications on and gives a suspect connection up meanwhile.
+    /// Returns the next task. Meanwhile passes notifications on and gives up a suspect connection.
     async fn next(&mut self) -> Option<Box<dyn Pending>> {
         loop {
             let has_connection = self.connection.is_some();
@@ -226,7 +228,7 @@ impl Worker {
         match self.attempt(&mut *task).await {
             Ok(()) => {
                 self.queue.set_failure(None);
-                // What is submitted in answer is next on this connection.
+                // A task submitted by an answer is sent next on this connection.
                 let _idle = self.queue.idle();
                 task.finish(None);
             }
@@ -234,7 +236,7 @@ impl Worker {
         }
     }
 
-    /// Sends tasks together. One of which nothing came is sent alone.
+    /// Sends tasks together. A task without a response from the batch is sent alone.
     async fn run_batch(&mut self, batch: Batch, mut tasks: Vec<Box<dyn Pending>>) {
         let Some(connection) = &mut self.connection else {
             return tasks.into_iter().rev().for_each(|task| self.queue.put_first(task));
@@ -306,32 +308,32 @@ impl Worker {
         answered(within, &mut self.suspicion, task.send(&mut *connection.session)).await
     }
 
-    /// Lets the idle connections of the same queue be closed, if this one was silent: the next
-    /// attempt would wait as long for another silent one.
+    /// Lets the idle connections of the same queue be closed if this connection was silent: the
+    /// next attempt would wait as long for another silent connection.
     fn suspect_others(&self, failure: &Failure) {
         if matches!(failure, Failure::NoAnswer { .. }) {
             self.suspect(&self.queue, ANSWER_WITHIN);
         }
     }
 
-    /// Makes the connections of a queue suspect. Those to a file are not lost: a locked file answers
-    /// late.
+    /// Makes the connections of a queue suspect. Connections to a file are exempt, because a locked
+    /// file answers late.
     fn suspect(&self, queue: &Queue, patience: Duration) {
         if !self.backend.is_local() {
             queue.suspect_connections(patience);
         }
     }
 
-    /// Gives the connection up, if the failure says that it is of no use any more.
+    /// Gives up the connection if the failure shows that it is broken.
     fn drop_broken(&mut self, failure: &Failure) {
         if failure.fault() == Fault::Severed || matches!(failure, Failure::Panic(_)) {
-            // It is not closed in order: that would wait for the answer that did not come.
+            // An orderly close would wait for the missing answer.
             self.has_lost |= self.connection.take().is_some();
             self.queue.set_failure(Some(failure.reason()));
         }
     }
 
-    /// Puts an operation back that is to be sent again, or ends it.
+    /// Puts an operation back to be sent again, or ends it.
     async fn failed(&mut self, mut task: Box<dyn Pending>, failure: Failure) {
         let fault = failure.fault();
         let had_connection = !matches!(failure, Failure::Unconnected(_));
@@ -349,7 +351,7 @@ impl Worker {
             Fault::Severed | Fault::Exhausted => OUTAGE_TOLERANCE,
             _ => Duration::ZERO,
         };
-        // A connection that was lost says nothing about the next one, which is always tried.
+        // A lost connection says nothing about the next one, which is always tried.
         let tries_another = fault == Fault::Severed && had_connection && !attempts.has_reconnected;
         attempts.has_reconnected |= tries_another;
         let is_over = attempts.since.elapsed() >= patience && !tries_another;
@@ -369,8 +371,8 @@ impl Worker {
     }
 }
 
-/// Waits for the answer of a connection within this time; on a suspect connection, within the time
-/// that the lost heartbeat had.
+/// Waits for the answer of a connection for this time; on a suspect connection, for the time that
+/// the lost heartbeat had.
 async fn answered<T>(
     within: Duration,
     suspicion: &mut watch::Receiver<Suspicion>,
@@ -400,7 +402,8 @@ async fn answered<T>(
     }
 }
 
-/// Waits until the connection is suspect. Returns how long the one was given that was lost.
+/// Waits until the connection is suspect. Returns the time that the lost connection had for an
+/// answer.
 async fn suspected(suspicion: &mut watch::Receiver<Suspicion>) -> Duration {
     match suspicion.changed().await {
         Ok(()) => suspicion.borrow_and_update().patience,

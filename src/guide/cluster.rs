@@ -1,9 +1,9 @@
-//! From one server to a cluster: what fails over, what is lost, and which one to choose.
+//! From one server to a cluster: what fails over, what is lost, and which cluster to choose.
 //!
-//! A lease is as durable as the commit that grants it. On one server that commit survives the
-//! server's crash, not its disk: while it is away, nothing is granted and nothing is lost, and
-//! holders know when their leases expire. To go on without that server, a second one is needed, and
-//! it may lack the latest commits of the first.
+//! A lease is as durable as the commit that grants it. On one server that commit survives a crash
+//! of the server, but not the loss of its disk: while the server is away, nothing is granted and
+//! nothing is lost, and holders know when their leases expire. Going on without that server needs a
+//! second one, which may lack the latest commits of the first.
 //!
 //! | setup | when a server is lost | lost with it | locks that two owners can hold at once |
 //! |---|---|---|---|
@@ -26,8 +26,8 @@
 //! old holder, whose grant the new primary does not have, until the new primary answers its
 //! heartbeat and the lease is looked up. Still guaranteed:
 //!
-//! - *Tokens rise.* A token is the database's clock where that is ahead of the last token, so the
-//!   new primary grants greater ones than the old primary, without having those, as long as its
+//! - *Tokens rise.* A token is the database's clock if that is ahead of the last token, so the new
+//!   primary grants greater tokens than the old primary even without knowing them, as long as its
 //!   clock is behind by less than the failover took. A receiver that checks tokens refuses the old
 //!   holder.
 //! - *The fence holds.* It compares owner and token in the transaction, in the database that is
@@ -36,9 +36,9 @@
 //!
 //! A release can be lost as well: the new primary still has the lease, and the heartbeat of its
 //! client would keep it. The client notices that its heartbeat was interrupted, and reads each name
-//! that it has released since 10 seconds before that. A lease stays until its client ends, or
-//! [`Locks::evict`](crate::Locks::evict) ends it, if the new primary lags by more, if the client
-//! had not sent its first heartbeat, or if a proxy changes servers without an error.
+//! that it has released since 10 seconds before the interruption. A lease stays until its client
+//! ends, or [`Locks::evict`](crate::Locks::evict) ends it, if the new primary lags by more, if the
+//! client had not sent its first heartbeat, or if a proxy changes servers without an error.
 //!
 //! # Several URLs
 //!
@@ -101,7 +101,7 @@
 //!
 //! Replicas must be `read_only`: a writable replica looks like a primary. A user with the right to
 //! write nevertheless (`SUPER`, `CONNECTION_ADMIN`, `READ_ONLY ADMIN`) is not refused on a
-//! connection that is open when a server becomes read-only: use a user without it, or
+//! connection that is open when a server becomes read-only: use a user without that right, or
 //! `super_read_only`. Semi-synchronous replication loses less, and is not checked by this crate.
 //!
 //! # Galera
@@ -120,8 +120,8 @@
 //!   [`FenceError::StaleSnapshot`], likewise a conflict.
 //!
 //! Row locks ([`Locks::row`]) are those of one node. Session locks are refused. When a node is
-//! killed, the others pause until they have noticed (`evs.suspect_timeout`, 5 seconds by default):
-//! consider that with short TTLs.
+//! killed, the others pause until they notice (`evs.suspect_timeout`, 5 seconds by default): take
+//! this pause into account with short TTLs.
 //!
 //! [`Error::Unavailable`]: crate::Error::Unavailable
 //! [`FenceError::StaleSnapshot`]: crate::lease::FenceError::StaleSnapshot

@@ -11,11 +11,11 @@
 //! **Do I need a lease for one transaction?** No: [`Locks::row`](crate::Locks::row) costs one
 //! statement and ends with the transaction. [The guide](super) has a table.
 //!
-//! **How long does a hand-over take?** Waiters of one process hand over to each other at once. A
-//! waiter of another process is woken by the release on PostgreSQL and SQLite. On MySQL and MariaDB it
-//! polls, and finds the grant late by an eighth of its wait, at most 100 ms. A client of PostgreSQL
-//! behind a pooler that shares sessions polls every 100 ms. A waiter that was not the first at its
-//! last poll may be late by 250 ms.
+//! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
+//! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL and MariaDB the
+//! waiter polls, and finds the grant late by an eighth of its wait, at most 100 ms. A client of
+//! PostgreSQL behind a pooler that shares sessions polls every 100 ms. A waiter that was not the
+//! first at its last poll may be late by 250 ms.
 //!
 //! **Does it work behind PgBouncer or ProxySQL?** Leases, row locks and idempotency do, in transaction
 //! mode as well. [Session locks](crate::session::SessionLock) refuse.
@@ -27,17 +27,17 @@
 //! **May the database user be read-only?** No: a lease is written. It needs SELECT, INSERT, UPDATE and
 //! DELETE on the `sqlock_*` tables; only [`migrate`](crate::Locks::migrate) creates tables.
 //!
-//! **Why are the tables "missing" although I migrated?** The client opens connections of its own with
-//! the pool's connect options. A `search_path` that `after_connect` sets is not theirs: put it into
-//! the options. See [`recipes`](super::recipes#search_path).
+//! **Why are the tables "missing" although I migrated?** The client opens connections of its own
+//! with the pool's connect options. A `search_path` that `after_connect` sets does not apply to
+//! them: put it into the options. See [`recipes`](super::recipes#search_path).
 //!
 //! **Can several applications share one database?** Yes. Names are shared by all of them, so begin
 //! them with the application's name, or give each application a schema (PostgreSQL) or a database.
 //!
-//! **What happens while the database is away?** Nothing is granted; held leases stay until their TTL
-//! has passed, and their holders know when. Requests fail with
+//! **What happens while the database is away?** Nothing is granted; held leases stay until their
+//! TTL has passed, and their holders know when. Requests fail with
 //! [`Error::Unavailable`](crate::Error::Unavailable) after some seconds, in which the client
-//! reconnects. It never grants anything by itself.
+//! reconnects. A client never grants a lease by itself.
 //!
 //! **Is it exactly once?** For effects in this database, yes: claim, effect and result are one
 //! transaction of [`Idempotency`](crate::idempotency::Idempotency). For effects elsewhere no system

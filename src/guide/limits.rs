@@ -7,14 +7,14 @@
 //!   [token](crate::Lease::token) along. The receiver must *first* record it as the highest one and
 //!   refuse a lower one, *then* read, then write only if the record is unchanged. A receiver that
 //!   compares tokens only when it writes loses updates.
-//! - **Several names at once** are acquired in the order of their bytes. The earlier ones are held,
-//!   idle, while a later one is waited for.
+//! - **Several names at once** are acquired in the order of their bytes. The request holds the
+//!   earlier ones idle while it waits for a later one.
 //! - **Asynchronous replicas.** After a failover to a replica that missed the last grants, the old
 //!   and a new holder can both rely on the name until the old holder's next heartbeat. Tokens still
 //!   rise. Use synchronous replication, or a fence; [`cluster`](super::cluster) has the details.
 //! - **Jumps of the database host's clock** by more than the TTL end leases early (forwards), or
 //!   make them outlast a crash (backwards). Holders measure with a clock that does not jump: they
-//!   may be wrong about the database, and fenced transactions are not.
+//!   may be wrong about the database, but fenced transactions are not.
 //! - **SQLite has one writer.** While a fenced transaction is open, no name in the same file can be
 //!   acquired, renewed or released: keep the transaction far shorter than the TTL. All processes
 //!   must run on one host, and the file must not be on a network file system. A database in memory

@@ -5,7 +5,7 @@
 //!
 //! The old and the new lock know nothing of each other, and for some minutes both versions of the
 //! application run. In the first release take both locks, the old one first; remove the old one in
-//! the next release. A job that may run twice for once needs no such step.
+//! the next release. A job that may run twice during the rollout needs no such step.
 //!
 //! # From a Redis lock
 //!
@@ -98,7 +98,7 @@
 //! SELECT pg_advisory_unlock(42);       -- on the same connection, or it stays locked
 //! ```
 //!
-//! After, with the same properties, without the traps: a connection of its own, a loss that is
+//! After, with the same properties but without the traps: a connection of its own, a loss that is
 //! noticed, and a refusal behind a pooler:
 //!
 //! ```
@@ -127,9 +127,9 @@
 //! DELETE FROM locks WHERE name = 'report';
 //! ```
 //!
-//! What usually is wrong with it: the `DELETE` does not compare the owner, so a slow holder deletes
-//! the lock of the next one; `expires_at` comes from clocks of clients; nobody renews; and nothing
-//! stops a holder that was paused. After:
+//! The usual faults: the `DELETE` does not compare the owner, so a slow holder deletes the lock of
+//! the next one; `expires_at` comes from the clients' clocks; the lock is never renewed; and
+//! nothing stops a holder that was paused. After:
 //!
 //! ```
 //! # async fn build_report() -> anyhow::Result<()> { Ok(()) }

@@ -23,10 +23,10 @@
 //!
 //! # Events and health
 //!
-//! [`Locks::events`] tells the application itself, as it happens, and [`Locks::health`] answers a
-//! probe without a statement. [`is_ok`] is false while heartbeats are late: good for an alert and a
-//! readiness probe. A liveness probe that restarts every process while the database is away makes
-//! the outage worse. An idle client sends no heartbeat, and is always well.
+//! [`Locks::events`] informs the application as events happen, and [`Locks::health`] answers a
+//! probe without a statement. [`is_ok`] is false while heartbeats are late: use it for an alert and
+//! a readiness probe. A liveness probe that restarts every process while the database is away makes
+//! the outage worse. An idle client sends no heartbeat, and its `is_ok` is always true.
 //!
 //! ```
 //! # #[cfg(feature = "testing")]
@@ -50,8 +50,7 @@
 //!
 //! # In SQL
 //!
-//! The view `sqlock_holders` shows what is held and waited for, by the database's clock: one row
-//! for each holder and for each waiter.
+//! The view `sqlock_holders` shows holders and waiters, by the database's clock: one row for each.
 //!
 //! | column | |
 //! |---|---|
@@ -76,9 +75,9 @@
 //!
 //! # Metrics
 //!
-//! With the feature `metrics`, for whichever recorder the application installs. Names of locks are
-//! no labels unless [`LocksBuilder::metrics_label`](crate::LocksBuilder) maps them to a few
-//! constants: the metrics marked with * then have the label `name` as well.
+//! The feature `metrics` feeds the recorder that the application installs. Names of locks are no
+//! labels unless [`LocksBuilder::metrics_label`](crate::LocksBuilder) maps them to a few constants:
+//! the metrics marked with * then have the label `name` as well.
 //!
 //! | metric | kind | labels |
 //! |---|---|---|
@@ -94,9 +93,9 @@
 //! | `sqlock_idempotency_total` | counter of requests with a key | `outcome`: `new`, `replay`, `in_progress`, `mismatch`, `expired`, `unknown` |
 //! | `sqlock_idempotency_oldest_unknown_seconds` | gauge: the age of the oldest request with a key that has not ended, or whose outcome is unknown, of all namespaces; 0 if there is none | |
 //!
-//! The last one is read at the end of each sweep of a [`Sweeper`] of this client, every 5 minutes by
-//! default, with one read of an index: take the maximum of all processes that sweep. It includes
-//! attempts in progress, so it is never an alarm below the time that a handler takes.
+//! The last metric is read at the end of each sweep of a [`Sweeper`] of this client, every 5
+//! minutes by default, with one read of an index: take the maximum of all processes that sweep. The
+//! metric includes attempts in progress, so set an alarm above the time that a handler takes.
 //!
 //! `examples/observability` has a dashboard for Grafana and alerts for Prometheus;
 //! [`runbook`](super::runbook) says what to do when one fires.

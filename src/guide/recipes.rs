@@ -1,4 +1,4 @@
-//! Set-ups: actix, SeaORM, Diesel, `AnyPool`, a `search_path`; and the platforms.
+//! Set-ups for actix, SeaORM, Diesel, `AnyPool` and a `search_path`; and the platforms.
 //!
 //! The example `service` is a complete service of axum, with metrics, a probe and an orderly end.
 //!
@@ -14,7 +14,7 @@
 //! # }
 //! ```
 //!
-//! A transaction of an `AnyPool` cannot be fenced or locked in. Open those transactions on a pool of
+//! A transaction of an `AnyPool` cannot be fenced or locked in. Open such transactions on a pool of
 //! the database itself.
 //!
 //! # SeaORM and Diesel

@@ -31,23 +31,24 @@
 //! sqlock doctor                 # is the database reachable, and how long does it take to answer?
 //! ```
 //!
-//! If one process reports it, look at that process: a runtime that is blocked by work without an
-//! await point sends no heartbeats. If all report it, look at the database and the network. Do not
-//! restart the processes: that drops what they hold and lets them all connect at once.
+//! If one process reports late heartbeats, look at that process: a runtime that is blocked by work
+//! without an await point sends no heartbeats. If all processes report them, look at the database
+//! and the network. Do not restart the processes: a restart drops their leases and lets them all
+//! connect at once.
 //!
 //! # Expired leases
 //!
 //! The client did not reach the database for a whole TTL: an outage, a paused process, a machine
 //! that slept. The holder knew before another client could be granted the name, and fenced
 //! transactions of the old holder cannot commit. Work without a fence may have been done twice:
-//! look at what was running at that moment. A TTL of the length of usual pauses and failovers
-//! avoids most of these; a crash then blocks the name for as long.
+//! check the work that was running at that moment. A TTL as long as the usual pauses and failovers
+//! avoids most of these losses; a crash then blocks the name for as long.
 //!
 //! # Leases taken away
 //!
-//! Another client owns the name by now, or an operator has evicted the holder. Ask for `sqlock
-//! unlock` in the shell histories first. If nobody ran it, the database was restored from an older
-//! copy, or rows were deleted by hand.
+//! Another client owns the name by now, or an operator has evicted the holder. First look for
+//! `sqlock unlock` in the shell histories. If it was not run, the database was restored from an
+//! older copy, or rows were deleted by hand.
 //!
 //! # A holder that hangs
 //!
@@ -60,12 +61,11 @@
 //! `sqlock run --release-on-request`, can be asked before: `sqlock unlock deploy --ask`. The holder
 //! learns of it within a second and releases the name when its work allows that.
 //!
-//! `show` names host and process of the holder. A holder that is dead needs no help: the name is
-//! free after the TTL. `EXPIRES IN` that never sinks means that its client lives and renews.
-//! `unlock` takes the name away; the token protects a newer holder. The old holder learns of it
-//! with its next heartbeat, within a second, and until then two may work: a fence protects the
-//! data.
-//! [`max_hold`] ends such a lease by itself.
+//! `show` names host and process of the holder. A dead holder needs no action: the name is free
+//! after the TTL. An `EXPIRES IN` that never reaches zero means that the client lives and renews.
+//! `unlock` takes the name away; the token protects a newer holder. The old holder learns of the
+//! loss with its next heartbeat, within a second, and until then two holders may work: a fence
+//! protects the data. [`max_hold`] ends such a lease automatically.
 //!
 //! # A long queue
 //!
@@ -76,8 +76,8 @@
 //! ```
 //!
 //! One name with many waiters: its holders work for too long, or the name covers too much; split
-//! it. Many names with few waiters each: the database is slow; `sqlock bench` compares it with a
-//! bare write on the same connection.
+//! it. Many names with few waiters each: the database is slow; `sqlock bench` compares a lease with
+//! a bare write on the same connection.
 //!
 //! # A job that did not run
 //!
@@ -100,9 +100,9 @@
 //!
 //! # A failover
 //!
-//! Clients reconnect by themselves and look their leases up. Of an asynchronous replica the last
-//! grants may be missing: these leases are lost, their holders are informed, and tokens still rise.
-//! See [`cluster`](super::cluster). Nothing is to be done but to read the log for `lost a lease`.
+//! Clients reconnect by themselves and look their leases up. An asynchronous replica may lack the
+//! last grants: these leases are lost, their holders are informed, and tokens still rise. See
+//! [`cluster`](super::cluster). The only task is to read the log for `lost a lease`.
 //!
 //! # An unknown outcome
 //!
@@ -115,8 +115,8 @@
 //! sqlock idem resolve order-17 --principal alice --namespace payments --token 7 --done
 //! ```
 //!
-//! `sqlock_idempotency_oldest_unknown_seconds` that grows without end is such a key, or one whose
-//! process died in the middle (`--state started`).
+//! A `sqlock_idempotency_oldest_unknown_seconds` that grows without end shows such a key, or a key
+//! whose process died during an attempt (`--state started`).
 //!
 //! Ask the provider first. `--done` replays the result of `--result` from then on, `--failed` makes
 //! the key new. [`resume`] settles all of them in the application.
@@ -141,7 +141,7 @@
 //!
 //! # A deployment
 //!
-//! [`Locks::drain`] refuses new requests, lets what is held finish for some time, and shuts down. A
+//! [`Locks::drain`] refuses new requests, gives the holders some time to finish, and shuts down. A
 //! process that is killed instead blocks its names for their TTL.
 //!
 //! [`Error::Access`]: crate::Error::Access

@@ -43,8 +43,8 @@
 //! - stop other clients with rows that cannot be read: they leave such rows out, with a warning;
 //! - act on an operator's terminal: see below.
 //!
-//! So applications that do not trust each other need separate tables: a schema or a database each, and
-//! a user each.
+//! So applications that do not trust each other need separate tables, each in a schema or database
+//! of its own with its own user.
 //!
 //! # Terminals
 //!

@@ -1,4 +1,5 @@
-//! An attempt to have an effect elsewhere: a lease on the key, and a record of its progress.
+//! An attempt with an effect outside the database: a lease on the key, and a record of its
+//! progress.
 
 mod step;
 
@@ -36,11 +37,11 @@ pub struct Attempt {
     conclusion: Mutex<Conclusion>,
 }
 
-/// Whether the work has recorded how it ended.
+/// Whether the work has recorded its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Conclusion {
     Open,
-    /// In a transaction of the work's own, which may not be committed.
+    /// The outcome is recorded in a transaction of the work, which may not be committed.
     InTransaction,
     Recorded,
 }
@@ -80,13 +81,13 @@ impl Attempt {
     /// Returns a key for the provider's own idempotency: a digest of the namespace, the principal,
     /// the key and the step. 64 digits.
     ///
-    /// Every attempt with this key has the same one, also after a failover or a restored backup has
-    /// lost the record, after a refusal has freed the key, and after the retention. So the provider
-    /// recognizes a repeated call.
+    /// Every attempt with this key has the same provider key, even after a failover or a restored
+    /// backup has lost the record, after a refusal has freed the key, and after the retention. So
+    /// the provider recognizes a repeated call.
     ///
-    /// The provider also takes a new request with a reused key for the old one. For clients that
-    /// reuse keys, put a generation into the namespace or the step (`"charge/2026-11"`); the same
-    /// one in every attempt at a request.
+    /// The provider also mistakes a new request with a reused key for the old one. For clients that
+    /// reuse keys, put a generation into the namespace or the step (`"charge/2026-11"`), the same
+    /// in every attempt at a request.
     ///
     /// `step` tells several calls of one attempt apart, which need different keys.
     pub fn provider_key(&self, step: &str) -> String {
@@ -105,7 +106,7 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the result may be stored. If it is not, the next attempt
+    /// After the future was dropped, the result may be stored. Otherwise the next attempt
     /// continues.
     pub async fn complete<T: Serialize + ?Sized>(&self, result: &T) -> Result<()> {
         self.complete_within(result, self.idempotency.limit).await
@@ -128,7 +129,8 @@ impl Attempt {
     /// # Errors
     ///
     /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`],
-    /// [`Error::Sealed`], [`Error::Row`], those of any statement. After an error, nothing is recorded.
+    /// [`Error::Sealed`], [`Error::Row`], and the errors of any statement. After an error, nothing
+    /// is recorded.
     ///
     /// # Cancel safety
     ///
@@ -160,8 +162,8 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the outcome may be recorded. If it is not, the attempt counts
-    /// as died.
+    /// After the future was dropped, the outcome may be recorded. Otherwise the attempt counts as
+    /// died.
     pub async fn unknown(&self) -> Result<()> {
         self.end(AttemptEnding::Unknown).await
     }
@@ -175,7 +177,7 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the record may be deleted. If it is not, the attempt counts as
+    /// After the future was dropped, the record may be deleted. Otherwise the attempt counts as
     /// died.
     pub async fn forget(&self) -> Result<()> {
         self.set_conclusion(Conclusion::Recorded);
@@ -234,7 +236,7 @@ impl Attempt {
         }
     }
 
-    /// Returns whether the work has recorded how it ended.
+    /// Returns whether the work has recorded its outcome.
     #[cfg(feature = "axum")]
     pub(super) async fn has_ended(&self) -> Result<bool> {
         match self.conclusion() {
@@ -283,7 +285,7 @@ impl Attempt {
         self.complete(result).await
     }
 
-    /// Runs the work and records how it ended.
+    /// Runs the work and records its outcome.
     pub(crate) async fn run_work<T, E, F>(self, work: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -305,7 +307,7 @@ impl Attempt {
                 Ok(value)
             }
             Ok(Err(error)) => {
-                // If this fails as well, the attempt counts as died.
+                // After a second failure, the attempt counts as died.
                 if conclusion != Conclusion::Recorded
                     && let Err(error) = self.unknown().await
                 {
@@ -317,7 +319,7 @@ impl Attempt {
         }
     }
 
-    /// Releases the lease early. The record is complete without it.
+    /// Releases the lease early. The record is complete without the lease.
     pub(super) async fn release(self) {
         if let Err(error) = self.lease.release().await {
             tracing::debug!(error = %error.report(), "could not release the lease of an attempt");

@@ -48,10 +48,11 @@ impl Idempotency {
     /// # }
     /// ```
     ///
-    /// Call it once in a transaction: a second call, before the result is stored, does not find
-    /// the key new: it returns [`Outcome::InProgress`] or a replay of `null`. It may be called at any time in the transaction, but a duplicate
-    /// repeats the statements before it. A duplicate in progress is reported at once, [with the
-    /// exceptions of `run`](Self::run); [`wait`](Self::wait) has no effect here.
+    /// Call it once in a transaction: a second call, before the result is stored, returns
+    /// [`Outcome::InProgress`] or a replay of `null`. The call may come at any point of the
+    /// transaction, but a duplicate repeats the statements before it. A duplicate in progress is
+    /// reported at once, [with the exceptions of `run`](Self::run); [`wait`](Self::wait) has no
+    /// effect here.
     ///
     /// At REPEATABLE READ and SERIALIZABLE, a duplicate that committed after this transaction began
     /// to read causes [`RowError::StaleSnapshot`](crate::row::RowError::StaleSnapshot) on
@@ -61,7 +62,7 @@ impl Idempotency {
     ///
     /// [`Error::Row`] when the transaction cannot be used, or reads an older snapshot;
     /// [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::Sealed`]; [`Error::Database`],
-    /// [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any.
+    /// [`Error::Unavailable`], [`Error::NotMigrated`]. Roll back after any error.
     ///
     /// # Cancel safety
     ///
@@ -167,7 +168,7 @@ impl Claim {
     /// # Errors
     ///
     /// [`Error::NotClaimed`] in another transaction; [`Error::ResultTooLarge`], [`Error::Json`],
-    /// [`Error::Sealed`]; those of any statement.
+    /// [`Error::Sealed`]; the errors of any statement.
     ///
     /// # Cancel safety
     ///

@@ -41,10 +41,10 @@ const RESULT_LIMIT: usize = 1 << 20;
 /// The longest stored request, unless [`Idempotency::request_limit`] sets it.
 const REQUEST_LIMIT: usize = 1 << 20;
 
-/// Lets requests take effect once, however often they are sent.
+/// Makes requests take effect once, however often they are sent.
 ///
 /// A client chooses a [key](IdempotencyKey) for a request, and sends the request again with the
-/// same key when no answer came. The first request takes effect; each further one receives the
+/// same key if no answer came. The first request takes effect; each further request receives the
 /// first result. The claim on the key, the effect and the result are written in one transaction of
 /// the application's own database, so a crash leaves all of them or none.
 ///
@@ -92,7 +92,7 @@ const REQUEST_LIMIT: usize = 1 << 20;
 ///   is called with a [key of its own](crate::idempotency::Attempt::provider_key), and an unknown
 ///   outcome is kept and reported.
 ///
-/// Use one of them for a namespace, not both.
+/// Use one mode for a namespace, not both.
 ///
 /// # Retention
 ///
@@ -118,7 +118,7 @@ pub struct Idempotency {
     pub(super) pools: Arc<KnownPools>,
 }
 
-/// What becomes of a key after the [retention](Idempotency::retention).
+/// The rule for a key after the [retention](Idempotency::retention).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterRetention {
@@ -157,16 +157,16 @@ impl Idempotency {
         self
     }
 
-    /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. It
-    /// counts from when the result is stored, which is just before the commit. (From the claim, if
-    /// not more than a second, and a hundredth of the retention, has passed since.)
+    /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. The
+    /// retention counts from the storing of the result, just before the commit. (It counts from the
+    /// claim if not more than a second, and a hundredth of the retention, has passed since.)
     pub fn retention(mut self, time: Duration) -> Self {
         self.retention = time;
         self
     }
 
-    /// Sets what becomes of a key after the [retention](Self::retention). It is recorded with the
-    /// key when the key is claimed.
+    /// Sets the rule for a key after the [retention](Self::retention). The rule is recorded when
+    /// the key is claimed.
     pub fn after_retention(mut self, rule: AfterRetention) -> Self {
         self.after_retention = rule;
         self
@@ -179,8 +179,8 @@ impl Idempotency {
         self
     }
 
-    /// Sets how long a request waits for another one with the same key that is in progress. By
-    /// default it does not wait and returns
+    /// Sets how long a request waits for another request in progress with the same key. By default
+    /// the request does not wait and returns
     /// [`Outcome::InProgress`](crate::idempotency::Outcome::InProgress). A waiting request holds no
     /// connection.
     pub fn wait(mut self, at_most: Duration) -> Self {
@@ -195,30 +195,30 @@ impl Idempotency {
     }
 
     /// Limits the bytes of a [stored request](Fingerprint::with_request): 1 MiB by default. A
-    /// longer one is refused with [`Error::RequestTooLarge`].
+    /// longer request is refused with [`Error::RequestTooLarge`].
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.request_limit = bytes;
         self
     }
 
-    /// Sets how transactions of [`run`](Self::run) begin, and how often they are run again after a
-    /// concurrent change.
+    /// Sets the begin statement of transactions of [`run`](Self::run), and how often they are run
+    /// again after a concurrent change.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// Sets which requests [`resume`](Self::resume) continues, and how many at a time.
+    /// Sets the requests that [`resume`](Self::resume) continues, and how many at a time.
     pub fn resume_policy(mut self, policy: ResumePolicy) -> Self {
         self.resume_policy = policy;
         self
     }
 
     /// Issues a token to a principal, valid for one request within `ttl`: for a form that is sent
-    /// once. It is the [key](IdempotencyKey::issued) of that request, in either mode. A repeated
-    /// request within the [retention](Self::retention) receives the result; a rollback makes the
-    /// token valid again. A token that has expired, was issued to another principal, or was never
-    /// issued returns [`Outcome::Expired`](crate::idempotency::Outcome::Expired).
+    /// once. The token is the [key](IdempotencyKey::issued) of that request, in either mode. A
+    /// repeated request within the [retention](Self::retention) receives the result; a rollback
+    /// makes the token valid again. A token that has expired, was issued to another principal, or
+    /// was never issued returns [`Outcome::Expired`](crate::idempotency::Outcome::Expired).
     ///
     /// # Errors
     ///

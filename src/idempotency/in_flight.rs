@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::backend::records::ClaimRequest;
 
-/// The keys in progress, with the fingerprint of each request: a duplicate in the same process is
-/// found without a connection.
+/// The keys in progress, with the fingerprint of each request, to find a duplicate in the same
+/// process without a connection.
 #[derive(Default)]
 pub(crate) struct InFlight(Mutex<HashMap<String, Vec<u8>>>);
 

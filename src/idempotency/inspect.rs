@@ -22,7 +22,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn unfinished(&self, limit: u32) -> Result<Vec<RecordInfo>> {
         self.list(Selection { states: Selection::UNFINISHED.into(), limit, ..Selection::default() }).await
     }
@@ -40,7 +40,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn dead_letters(&self, limit: u32) -> Result<Vec<RecordInfo>> {
         let min_attempts = self.resume_policy.max_attempts;
         self.list(Selection { states: Selection::UNFINISHED.into(), min_attempts, limit, ..Selection::default() }).await
@@ -55,7 +55,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn records(&self, limit: u32) -> Result<Vec<RecordInfo>> {
         self.list(Selection { limit, ..Selection::default() }).await
     }
@@ -71,7 +71,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn records_in(
         &self,
         namespace: Option<&str>,
@@ -90,7 +90,7 @@ impl Idempotency {
         Ok(found.records.into_iter().map(RecordInfo::of).collect())
     }
 
-    /// Finds the key that an operator means, who may know only its digest.
+    /// Finds the key named by an operator, who may know only its digest.
     pub(super) async fn find_key(&self, key: &IdempotencyKey) -> Result<FullKey> {
         let plain = key.within(&self.namespace)?;
         let Some(long) = key.as_digest(&self.namespace) else {
@@ -111,9 +111,9 @@ impl Idempotency {
         Ok(self.send(RecordCommand::List(selection)).await?.records)
     }
 
-    /// Deletes the expired records of all namespaces, in batches, and returns how many: results
+    /// Deletes the expired records of all namespaces, in batches, and returns their number: results
     /// after their retention, and expired tokens. A record that has not ended does not expire. The
-    /// [sweeper](crate::sweeper::Sweeper) does it as well.
+    /// [sweeper](crate::sweeper::Sweeper) deletes expired records as well.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn inspect(&self, key: &IdempotencyKey) -> Result<Option<RecordInfo>> {
         let found = self.send(RecordCommand::Read(self.find_key(key).await?)).await?;
         let Some(record) = found.records.into_iter().next() else {
@@ -146,7 +146,7 @@ impl Idempotency {
         let steps =
             self.send(RecordCommand::ListSteps { id: record.key.id.clone(), begun: record.created_at }).await?.steps;
         let request_bytes = match Selection::UNFINISHED.contains(&record.state) {
-            // Without the byte of its format.
+            // The length without the byte of the format.
             true => self.read_request(&record).await?.map(|request| request.len().saturating_sub(1)),
             false => None,
         };
@@ -155,7 +155,8 @@ impl Idempotency {
 
     /// Deletes the record of an attempt that is not done, so that its key is free (and an issued
     /// token valid again): for an operator who has found out that nothing took effect. The token
-    /// names the attempt. Returns `false` when it is not the latest, or the request is done.
+    /// names the attempt. Returns `false` when the attempt is not the latest, or the request is
+    /// done.
     ///
     /// An attempt in progress is not stopped, but it can no longer store its result.
     ///
@@ -172,7 +173,7 @@ impl Idempotency {
         let key = self.find_key(key).await?;
         let command = RecordCommand::Forget { id: key.id.clone(), token: token.get() };
         let answer = self.client.run_with_answer(command).await;
-        // A request that is repeated after a lost reply finds no record any more.
+        // A request that is repeated after a lost reply no longer finds the record.
         let gone = answer.may_linger && self.send(RecordCommand::Read(key)).await?.records.is_empty();
         Ok(answer.result?.changed > 0 || gone)
     }
@@ -194,23 +195,23 @@ pub struct RecordInfo {
     pub state: &'static str,
     /// The token of the latest attempt. `None`: the request ran in one transaction.
     pub token: Option<FencingToken>,
-    /// How many attempts were begun under a lease.
+    /// The number of attempts under a lease.
     pub attempts: u32,
     /// The name of the lease of its attempts: `sqlock-idem/` and a digest of the key. While it is
     /// [held](crate::Locks::inspect), an attempt is in progress.
     pub lease: String,
-    /// The bytes of the stored result. `None`: there is none, or it was not read.
+    /// The bytes of the stored result. `None`: no result is stored, or it was not read.
     pub result_bytes: Option<usize>,
-    /// The bytes of the [stored request](crate::idempotency::Fingerprint::with_request). `None`:
-    /// there is none, or no more, or it was not read, as in a list.
+    /// The bytes of the [stored request](crate::idempotency::Fingerprint::with_request). `None`: no
+    /// request is stored, or no longer, or it was not read, as in a list.
     pub request_bytes: Option<usize>,
     /// The names of the finished steps. Empty in a list.
     pub steps: Vec<String>,
     /// When the record was created, by the database's clock.
     pub created_at: chrono::DateTime<chrono::Utc>,
     /// When the result or the token expires, by the database's clock. A record that has not ended
-    /// does not expire; its time is that of a result stored at its creation. That of an expired one
-    /// is the end of the year 9999.
+    /// does not expire; its time is that of a result stored at its creation. The time of an expired
+    /// record is the end of the year 9999.
     pub expires_at: chrono::DateTime<chrono::Utc>,
 }
 
@@ -237,8 +238,8 @@ pub(super) fn time_of_micros(micros: i64) -> chrono::DateTime<chrono::Utc> {
     chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
 
-/// Writes what the command prints with `--json`, and `lease`. `expires_at` is null for a record that
-/// has not ended, or is expired.
+/// Writes the object that the command prints with `--json`, and `lease`. `expires_at` is null for a
+/// record that has not ended, or is expired.
 impl Serialize for RecordInfo {
     fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
         #[derive(Serialize)]

@@ -11,7 +11,7 @@ pub(super) enum Json<'t> {
     Literal(&'t str),
     Text(String),
     Array(Vec<Self>),
-    /// Of a duplicate member the last one.
+    /// The last value of a duplicate member counts.
     Object(BTreeMap<String, Self>),
 }
 

@@ -8,13 +8,14 @@ use super::json::Json;
 use crate::backend::records::{FullKey, MAX_BYTES};
 use crate::error::{Error, Result};
 
-/// The key that a client chose for a request, and the principal that it belongs to.
+/// The key that a client chose for a request, and the principal of the key.
 ///
 /// Equal keys of two principals are independent: neither receives the other's result. A key that
 /// does not belong to a principal, such as the identifier of an event, is [`global`](Self::global).
-/// Keys are compared byte for byte and may be of any length but 0, without NUL; that is checked on
-/// use. Of a key or a principal longer than 255 bytes a digest is stored, `sha256:` and 64 digits,
-/// and shown to operators, who may name the record by it. `Debug` does not show the key.
+/// Keys are compared byte for byte and may be of any length but 0, without NUL; the length is
+/// checked on use. A key or a principal longer than 255 bytes is stored and shown to operators as a
+/// digest, `sha256:` and 64 digits, by which operators may name the record. `Debug` does not show
+/// the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
     principal: Option<String>,
@@ -28,7 +29,7 @@ impl IdempotencyKey {
         Self { principal: Some(principal.into()), key: key.into(), issued: false }
     }
 
-    /// Makes a key without a principal. Every sender that knows it receives the result.
+    /// Makes a key without a principal. Every sender that knows the key receives the result.
     pub fn global(key: impl Into<String>) -> Self {
         Self { principal: None, key: key.into(), issued: false }
     }
@@ -56,7 +57,7 @@ impl IdempotencyKey {
 }
 
 impl IdempotencyKey {
-    /// Returns the long key that an operator names by its digest, if this can be one.
+    /// Returns the long key that an operator names by its digest, if this text can be a digest.
     pub(super) fn as_digest(&self, namespace: &str) -> Option<FullKey> {
         FullKey::from_digests(namespace.to_owned(), self.principal.clone().unwrap_or_default(), self.key.clone())
     }
@@ -89,7 +90,7 @@ fn check_text(what: &'static str, text: &str) -> Result<()> {
 /// lists of parts differ. A repeated key with another fingerprint is
 /// [refused](crate::idempotency::Outcome::Mismatch).
 ///
-/// Include the parts that identify the request, and leave out those that may differ when it is sent
+/// Include the parts that identify the request, and leave out parts that may differ when it is sent
 /// again (a time stamp, a trace identifier). When an application changes the parts, stored
 /// fingerprints no longer match.
 ///
@@ -240,14 +241,15 @@ mod tests {
         assert_ne!(Fingerprint::of([""; 0]), Fingerprint::of([""]));
     }
 
-    /// Each level was read once for every level around it: seconds, for a text of this size.
+    /// Regression: each level was read once for every level around it, which took seconds for a
+    /// text of this size.
     #[test]
     fn deep_text_is_read_once() {
         let deep = |inner: &str| "[".repeat(126) + inner + &"]".repeat(126);
         let text = deep(&format!("\"{}\"", "x".repeat(1 << 20)));
         let start = std::time::Instant::now();
         let one = Fingerprint::of([""; 0]).and_json(text.as_bytes()).expect("json");
-        // A debug build on a busy machine.
+        // The limit suits a debug build on a busy machine.
         assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
         assert_ne!(one, Fingerprint::of([""; 0]).and_json(deep("\"x\"").as_bytes()).expect("json"));
     }

@@ -14,11 +14,11 @@ use crate::lease::handle::Lease;
 impl Idempotency {
     /// Claims a key under a lease, for an effect elsewhere.
     ///
-    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first one for
-    /// this key, or one that continues an earlier one whose process died (see
-    /// [`number`](Attempt::number)). An attempt with an [unknown](Attempt::unknown) outcome is not
-    /// continued by requests with its key, which receive [`Outcome::Unknown`], but by
-    /// [`resume`](Self::resume).
+    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first for
+    /// this key, or the continuation of an earlier attempt whose process died (see
+    /// [`number`](Attempt::number)). Requests with the key of an attempt with an
+    /// [unknown](Attempt::unknown) outcome receive [`Outcome::Unknown`]; [`resume`](Self::resume)
+    /// continues the attempt.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Idempotency {
         let found = self.send(RecordCommand::Read(claim.key.clone())).await?;
         Ok(match found.records.into_iter().next() {
             None => claim.issued.then_some(Outcome::Expired),
-            // The lease shows whether that attempt is in progress or has died.
+            // The lease shows whether the attempt is in progress or has died.
             Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
             Some(record) => self.recorded_outcome(claim, record)?,
         })
@@ -103,16 +103,17 @@ impl Idempotency {
     ///
     /// When the work succeeds, its result is stored. When it fails without a call of
     /// [`forget`](Attempt::forget), its effect is unknown, and the record says so:
-    /// [`Outcome::Unknown`]. The same holds for a result that cannot be stored, and for one that
-    /// was [completed](Attempt::complete_in) in a transaction that was not committed. When the
-    /// lease is lost, the work is dropped. Work that panics, or is dropped, counts as died: the
-    /// next attempt continues it.
+    /// [`Outcome::Unknown`]. The same holds for a result that cannot be stored, or that was
+    /// [completed](Attempt::complete_in) in an uncommitted transaction. When the lease is lost, the
+    /// work is dropped. Work that panics, or is dropped, counts as died: the next attempt continues
+    /// it.
     ///
     /// # Errors
     ///
-    /// The work's own, as it is, or one of this crate in the work's type: [`Error::Lost`] when another
-    /// attempt has taken over, [`Error::Unavailable`] when the end of the attempt could not be
-    /// recorded: it then counts as died. Otherwise as [`attempt`](Self::attempt).
+    /// The work's own error, unchanged, or an error of this crate in the work's type:
+    /// [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when the end of
+    /// the attempt could not be recorded: the attempt then counts as died. Otherwise as
+    /// [`attempt`](Self::attempt).
     ///
     /// # Cancel safety
     ///

@@ -12,8 +12,8 @@ use crate::backend::records::{ClaimRequest, Record, State};
 use crate::error::{Error, Result};
 use crate::measure;
 
-/// The outcome of a request with a key. `N` is the value of the first request; `R` that of later
-/// ones.
+/// The outcome of a request with a key. `N` is the value of the first request; `R` the value of
+/// later requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the outcome says whether the request took effect"]
 #[non_exhaustive]
@@ -38,7 +38,7 @@ pub enum Outcome<N, R = N> {
 }
 
 impl<T> Outcome<T> {
-    /// Returns the result, of this request or of the first one, if there is one.
+    /// Returns the result of this request or of the first one, if any.
     pub fn into_value(self) -> Option<T> {
         match self {
             Self::New(value) | Self::Replay(value) => Some(value),
@@ -66,7 +66,7 @@ impl<N, R> Outcome<N, R> {
         self
     }
 
-    /// Converts the type of a new request's value. A new request becomes one in progress.
+    /// Converts the type of a new request's value. A new request becomes a request in progress.
     pub(super) fn without_new<M>(self) -> Outcome<M, R> {
         match self {
             Self::New(_) | Self::InProgress => Outcome::InProgress,
@@ -123,7 +123,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Decodes the result, which is null where a claim was committed without one.
+    /// Decodes the result, which is null if a claim was committed without a result.
     ///
     /// # Errors
     ///

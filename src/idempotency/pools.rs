@@ -10,7 +10,7 @@ use crate::backend::Database;
 use crate::backend::records::{self, RecordCommand};
 use crate::error::{Error, Result, RowError};
 
-/// How many pools are remembered.
+/// The greatest number of remembered pools.
 const MAX_POOLS: usize = 16;
 
 /// The options of pools, of which each pool has its own.
@@ -37,7 +37,7 @@ impl KnownPools {
 
 impl Idempotency {
     /// Checks, before its first use, that a pool belongs to the database of the client: otherwise
-    /// duplicates would be looked for in one database, and claimed in another.
+    /// the client would look for duplicates in one database and claim keys in another.
     pub(super) async fn check_pool<DB: Database>(&self, pool: &Pool<DB>) -> Result<()> {
         let other = |cause| Err(Error::Row { table: TABLE.into(), cause });
         if DB::KIND != self.client.kind {

@@ -10,15 +10,15 @@ use super::seal::Content;
 use crate::backend::records::{Record, RecordCommand};
 use crate::error::{Error, Result};
 
-/// The first byte of a request that is not sealed. It may contain any bytes.
+/// The first byte of a request that is not sealed. Any bytes may follow.
 const PLAIN: u8 = 1;
 
 impl Fingerprint {
     /// Stores these bytes with the record of an attempt, for
     /// [`resume`](crate::idempotency::Idempotency::resume): the request, or as much of it as the
-    /// handler needs. They do not count for the fingerprint.
+    /// handler needs. The bytes do not count for the fingerprint.
     ///
-    /// The [attempts](Attempt::request) under a lease receive them. They are deleted once the
+    /// The [attempts](Attempt::request) under a lease receive the bytes, which are deleted once the
     /// request has ended. A request [in one transaction](crate::idempotency::Idempotency::run)
     /// stores none, because a crash leaves nothing to resume.
     pub fn with_request(mut self, request: impl Into<Vec<u8>>) -> Self {
@@ -66,7 +66,7 @@ impl Idempotency {
         self.seal.seal(Content::Request, id, [&[PLAIN], request].concat())
     }
 
-    /// Returns the request that stands in its column.
+    /// Returns the request in a stored column.
     pub(super) fn decode_request(&self, id: &str, column: Vec<u8>) -> Result<Vec<u8>> {
         let mut request = self.seal.open(Content::Request, id, column)?;
         Ok(request.split_off(request.len().min(1)))

@@ -14,7 +14,7 @@ use crate::token::FencingToken;
 /// The longest note, in bytes.
 const MAX_NOTE: usize = 1000;
 
-/// The outcome that an operator has found out, for example in the provider's books.
+/// The outcome found out by an operator, for example in the provider's books.
 ///
 /// ```
 /// # async fn example(payments: sqlock::idempotency::Idempotency) -> sqlock::Result<()> {
@@ -55,13 +55,13 @@ impl Resolution {
         Self { result, by: String::new(), note: String::new() }
     }
 
-    /// Sets the operator who found this out: 1 to 255 bytes, required.
+    /// Sets the operator who found out the outcome: 1 to 255 bytes, required.
     pub fn by(mut self, operator: impl Into<String>) -> Self {
         self.by = operator.into();
         self
     }
 
-    /// Adds how it was found out: at most 1000 bytes.
+    /// Adds how the outcome was found out: at most 1000 bytes.
     pub fn note(mut self, text: impl Into<String>) -> Self {
         self.note = text.into();
         self
@@ -81,10 +81,10 @@ impl std::fmt::Debug for Resolution {
 
 impl Idempotency {
     /// Resolves an [unknown](crate::idempotency::Outcome::Unknown) outcome that an operator has
-    /// found out, and records who has done so. The token names the attempt. Returns `false`, and
-    /// changes nothing, when it is not the latest, or the outcome is not unknown.
+    /// found out, and records the operator. The token names the attempt. Returns `false`, and
+    /// changes nothing, when the attempt is not the latest, or the outcome is not unknown.
     ///
-    /// A result is replayed for the retention that the request was made with, from now on.
+    /// A result is replayed from now on for the retention of the request.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl Idempotency {
         Ok(found.last().is_some_and(is_own))
     }
 
-    /// Lists the resolutions of a key, the oldest first, also when its record is deleted.
+    /// Lists the resolutions of a key, the oldest first, even if its record is deleted.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl Idempotency {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn resolutions(&self, key: &IdempotencyKey) -> Result<Vec<ResolutionInfo>> {
         let id = self.find_key(key).await?.id;
         let found = self.send(RecordCommand::ListResolutions { id }).await?.resolutions;
@@ -157,11 +157,11 @@ pub struct ResolutionInfo {
     pub outcome: &'static str,
     /// The token of the attempt.
     pub token: Option<FencingToken>,
-    /// The operator who resolved it.
+    /// The operator who resolved the outcome.
     pub by: String,
-    /// How it was found out. May be empty.
+    /// How the outcome was found out. May be empty.
     pub note: String,
-    /// When, by the database's clock.
+    /// When the outcome was resolved, by the database's clock.
     #[serde(with = "crate::rfc3339")]
     pub at: chrono::DateTime<chrono::Utc>,
 }

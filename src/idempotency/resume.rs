@@ -18,13 +18,13 @@ use crate::backend::records::{ClaimRequest, Position, Record, Selection};
 use crate::error::{Error, Result};
 use crate::panics;
 
-/// How many requests are resumed at the same time, unless [`ResumePolicy::parallel`] sets it.
+/// The number of requests resumed at the same time, unless [`ResumePolicy::parallel`] sets it.
 const PARALLEL: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 
-/// How many records are read together.
+/// The number of records in one read.
 const PAGE: u32 = 500;
 
-/// Which requests [`Idempotency::resume`] continues, and how many at a time.
+/// The requests that [`Idempotency::resume`] continues, and how many at a time.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a policy is set with Idempotency::resume_policy"]
 pub struct ResumePolicy {
@@ -39,7 +39,7 @@ impl ResumePolicy {
         Self { parallel: PARALLEL, min_age: Duration::ZERO, max_attempts: u32::MAX }
     }
 
-    /// Sets how many requests are resumed at the same time: 4 by default, at least 1. Each of them
+    /// Sets how many requests are resumed at the same time: 4 by default, at least 1. Each request
     /// holds a lease, and the connections of its work.
     pub fn parallel(mut self, requests: usize) -> Self {
         self.parallel = NonZeroUsize::new(requests).unwrap_or(NonZeroUsize::MIN);
@@ -47,13 +47,13 @@ impl ResumePolicy {
     }
 
     /// Sets the age from which requests are resumed, since their first attempt began, by the
-    /// database's clock. By default they are resumed at any age.
+    /// database's clock. By default, requests of any age are resumed.
     pub fn min_age(mut self, age: Duration) -> Self {
         self.min_age = age;
         self
     }
 
-    /// Sets the number of attempts after which a request is not resumed any more, but
+    /// Sets the number of attempts after which a request is no longer resumed, but
     /// [listed](Idempotency::dead_letters) as a dead letter: at least 1, and unlimited by default.
     /// An attempt that panics, or whose process dies, counts too.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
@@ -72,13 +72,13 @@ impl Default for ResumePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Resumed {
-    /// How many are done now.
+    /// The number of completed requests.
     pub done: u64,
-    /// How many failed.
+    /// The number of failed requests.
     pub failed: u64,
-    /// How many are in progress elsewhere.
+    /// The number of requests in progress elsewhere.
     pub at_work: u64,
-    /// How many were passed over, because of their number of attempts.
+    /// The number of requests skipped because of their number of attempts.
     pub dead_letters: u64,
 }
 
@@ -87,7 +87,7 @@ enum End {
     Done,
     Failed,
     AtWork,
-    /// Another process has ended it in the meantime.
+    /// Another process has ended the request in the meantime.
     EndedElsewhere,
 }
 
@@ -105,10 +105,11 @@ impl Resumed {
 impl Idempotency {
     /// Continues the requests of this namespace that have not ended, or whose outcome is unknown,
     /// and that are not in progress, the oldest first: call it regularly from a background task.
-    /// The [policy](Self::resume_policy) says which ones and how many at a time.
+    /// The [policy](Self::resume_policy) limits their age, their attempts and how many run at a
+    /// time.
     ///
-    /// The [key](Attempt::key) identifies the request, and the attempt has what was
-    /// [stored](Attempt::request) of it; finished steps are not repeated, and the [key for the
+    /// The [key](Attempt::key) identifies the request, and the attempt has its
+    /// [stored](Attempt::request) part; finished steps are not repeated, and the [key for the
     /// provider](Attempt::provider_key) is that of the earlier attempts.
     ///
     /// A request that fails or panics does not stop the others. After a panic the attempt counts as
@@ -117,9 +118,9 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`], [`Error::NotMigrated`] and their like, which concern every request:
-    /// no further one is begun, and those that were begun have ended. Other errors, and those of
-    /// the work, are counted and logged.
+    /// [`Error::Unavailable`], [`Error::NotMigrated`] and similar errors, which concern every
+    /// request: no further request is begun, and the begun ones have ended. Other errors, and
+    /// errors of the work, are counted and logged.
     ///
     /// # Cancel safety
     ///
@@ -150,7 +151,7 @@ impl Idempotency {
         }
     }
 
-    /// Resumes one request. An error concerns every request.
+    /// Resumes one request. A returned error concerns every request.
     async fn resume_one<T, E, F>(&self, record: Record, work: F) -> Result<End>
     where
         T: Serialize + DeserializeOwned,
@@ -183,7 +184,7 @@ impl Idempotency {
 }
 
 fn failed(error: impl Display) -> End {
-    // The alternate form of anyhow has the sources as well.
+    // The alternate form of anyhow includes the sources.
     tracing::warn!(error = format!("{error:#}"), "a request that was resumed failed");
     End::Failed
 }
@@ -193,7 +194,7 @@ fn failed(error: impl Display) -> End {
 struct Unfinished {
     page: VecDeque<Record>,
     after: Option<Position>,
-    /// When the youngest one was begun, at the latest: later ones are not waited for.
+    /// The latest creation time of a record to resume: later records are left out.
     until: Option<i64>,
     is_last: bool,
 }
@@ -225,7 +226,7 @@ impl Unfinished {
 struct Running<F>(Vec<Pin<Box<F>>>);
 
 impl<F: Future> Running<F> {
-    /// Waits for the next one to end. `None`: there is none.
+    /// Waits for the next future to end. `None`: no future is left.
     async fn next(&mut self) -> Option<F::Output> {
         if self.0.is_empty() {
             return None;

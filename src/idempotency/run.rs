@@ -30,29 +30,28 @@ impl Idempotency {
     /// result is stored as JSON, and the transaction commits. When the work fails, everything is
     /// rolled back and the key is free. After a concurrent change, or a lost connection during the
     /// commit, the transaction is run again from the claim, which shows whether the work has taken
-    /// effect ([`retry`](Self::retry) limits that; the rules for the closure are those
-    /// [there](crate::retry::Retry)).
+    /// effect ([`retry`](Self::retry) limits the attempts; the closure follows the [rules of
+    /// `Retry`](crate::retry::Retry)).
     ///
-    /// It costs two statements: the claim and the result. (Before the first use of a pool, two more
-    /// compare its database with that of the client. Of two servers, MySQL and MariaDB tell only the
-    /// names of the databases apart.) On MySQL and MariaDB another connection
-    /// first looks for a duplicate in progress, because a claim would wait for it (on MySQL it
-    /// waits for a duplicate of the same moment). On SQLite writers wait for each other, and fail
-    /// after the busy timeout; within one process a duplicate is reported at once.
+    /// The call costs two statements: the claim and the result. (Before the first use of a pool,
+    /// two more compare its database with that of the client; on MySQL and MariaDB they compare
+    /// only the names of the databases.) On MySQL and MariaDB another connection first looks for a
+    /// duplicate in progress, because a claim would wait for the duplicate (on MySQL it waits for a
+    /// duplicate of the same moment). On SQLite writers wait for each other, and fail after the
+    /// busy timeout; within one process a duplicate is reported at once.
     ///
     /// # Errors
     ///
-    /// The work's own, as it is, or one of this crate in the work's [type](WorkError):
-    /// [`Error::Unavailable`] and its like, [`Error::InvalidKey`], [`Error::OutOfRange`],
+    /// The work's own error, unchanged, or an error of this crate in the work's [type](WorkError):
+    /// [`Error::Unavailable`] and similar errors, [`Error::InvalidKey`], [`Error::OutOfRange`],
     /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
     /// [`Error::Sealed`] when it cannot be sealed, [`Error::Row`] with
     /// [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool belongs to another
-    /// database than the client;
-    /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
-    /// back. Nothing took effect. (Also [`Error::Json`] when a stored result is not of the
-    /// requested type, and [`Error::Sealed`] when it cannot be opened: that request did take
-    /// effect.) [`Error::CommitUnknown`] when the outcome could not be found out in time: send the
-    /// request again with the same key.
+    /// database than the client; [`Error::NotClaimed`] when a deadlock whose error the work ignored
+    /// has rolled the claim back. Nothing took effect. (Also [`Error::Json`] when a stored result
+    /// is not of the requested type, and [`Error::Sealed`] when it cannot be opened: that request
+    /// did take effect.) [`Error::CommitUnknown`] when the outcome could not be determined in time:
+    /// send the request again with the same key.
     ///
     /// # Cancel safety
     ///
@@ -104,7 +103,7 @@ impl Idempotency {
                     Err(error) => Err(error),
                 }
                 .map_err(RunEnd::from),
-                // Of two different requests the database decides which one is refused.
+                // The database decides which of two different requests is refused.
                 _guard => self.run_until_decided(pool, &claim, &work, &doubt).await,
             };
             let outcome = outcome.map_err(|error| doubt.replace_error(error))?;
@@ -116,7 +115,7 @@ impl Idempotency {
         }
     }
 
-    /// Runs the transaction until it has committed, or its outcome is decided otherwise.
+    /// Runs the transaction until it commits or its outcome is decided otherwise.
     async fn run_until_decided<DB, T, E, F>(
         &self,
         pool: &Pool<DB>,
@@ -201,10 +200,10 @@ impl Idempotency {
     }
 }
 
-/// Why a run did not take effect, or may not have.
+/// Why a run did not, or may not, have taken effect.
 pub(super) enum RunEnd<E> {
     Failed(RunError<E>),
-    /// Every attempt met a concurrent change. All were rolled back.
+    /// Every attempt met a concurrent change and was rolled back.
     Exhausted(RunError<E>),
     CommitUnknown(sqlx::Error),
 }
@@ -251,7 +250,7 @@ impl CommitDoubt {
         self.lock().as_ref().is_some_and(|doubtful| doubtful.ended_by_work)
     }
 
-    /// Replaces an error that would say that nothing took effect, while the doubt is open.
+    /// Replaces an error that says that nothing took effect, while the doubt is open.
     fn replace_error<E>(&self, error: RunEnd<E>) -> RunEnd<E> {
         self.lock().take().map_or(error, |UnknownCommit { source, .. }| RunEnd::CommitUnknown(source))
     }

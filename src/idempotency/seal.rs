@@ -7,20 +7,20 @@ use std::sync::Arc;
 use super::handle::Idempotency;
 use crate::error::{Error, Result};
 
-/// The first byte of a column that is sealed. No JSON text begins with it.
+/// The first byte of a sealed column. No JSON text begins with this byte.
 const SEALED: u8 = 0;
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 type Function = dyn Fn(&[u8], &[u8]) -> Result<Vec<u8>, BoxError> + Send + Sync;
 
-/// The functions.
+/// The caller's pair of functions.
 #[derive(Clone)]
 struct Functions {
     seal: Arc<Function>,
     open: Arc<Function>,
 }
 
-/// The functions, if there are any.
+/// The functions, if the caller has set any.
 #[derive(Clone, Default)]
 pub(super) struct Seal(Option<Functions>);
 
@@ -62,14 +62,14 @@ impl Idempotency {
     /// [requests](crate::idempotency::Fingerprint::with_request). Keys, principals and fingerprints
     /// are not encrypted.
     ///
-    /// Both functions receive a context and the bytes. The context names the record and what is
-    /// stored there: authenticate it as associated data, so that nothing can be put under another
-    /// key. `open` reverses `seal`. For a change of the encryption key, let `seal` write which key
-    /// it used. The limits count before `seal`.
+    /// Both functions receive a context and the bytes. The context names the record and the kind of
+    /// content: authenticate the context as associated data, so that content cannot be moved to
+    /// another key. `open` reverses `seal`. To support a change of the encryption key, let `seal`
+    /// write the identity of the key. The limits count before `seal`.
     ///
     /// When a function fails, the call returns [`Error::Sealed`], and the handler is not run again:
-    /// the key replays its result as soon as it can be opened. What was stored without `seal`,
-    /// before or by `sqlock idem resolve`, is replayed as it is.
+    /// the key replays its result as soon as it can be opened. Content stored without `seal`,
+    /// earlier or by `sqlock idem resolve`, is replayed unchanged.
     ///
     /// ```
     /// # fn encrypt(_: &[u8], bytes: &[u8]) -> Result<Vec<u8>, std::io::Error> { Ok(bytes.to_vec()) }
@@ -99,7 +99,7 @@ impl Idempotency {
 }
 
 impl Seal {
-    /// Returns whether there are functions.
+    /// Returns whether functions are set.
     pub(super) fn is_set(&self) -> bool {
         self.0.is_some()
     }

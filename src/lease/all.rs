@@ -1,10 +1,10 @@
 //! Acquires several names, all or none.
 //!
 //! The names are acquired one after the other, in the order of their bytes, each in its queue like
-//! any other lease. A caller that waits for a name holds only names that come before it, so no
-//! circle of callers waits for each other, in any order of names: the ordered resources of J. W.
-//! Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968. When one
-//! of the names cannot be acquired, those acquired so far are released.
+//! any other lease. A caller that waits for a name holds only names that come before that name, so
+//! callers never wait for each other in a circle, whatever order they give: the ordered resources
+//! of J. W. Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968.
+//! When one of the names cannot be acquired, those acquired so far are released.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ use crate::owner::Owner;
 use crate::protocol::Mode;
 use crate::token::FencingToken;
 
-/// How long a failed request waits for the release of the acquired names after its limit: a running
+/// How long a failed request waits after its limit for the release of the acquired names: a running
 /// database answers in this time.
 const RELEASE_GRACE: Duration = Duration::from_millis(100);
 
@@ -53,11 +53,11 @@ const MAX_NAMES: usize = 64;
 ///
 /// The names are acquired in the order of their bytes, each in its queue like any other lease, and
 /// those acquired so far are held while the request waits for the others. So callers that want some
-/// of the same names do not deadlock, in whatever order they name them, unless a caller holds some
-/// names already and then requests more: request all at once. The caller receives all leases, or an
+/// of the same names do not deadlock, whatever order they give, unless a caller holds some names
+/// already and then requests more: request all names at once. The caller receives all leases, or an
 /// error and none.
 ///
-/// The options hold for all names together: [`wait`](Self::wait) limits the whole wait, and
+/// The options apply to all names together: [`wait`](Self::wait) limits the whole wait, and
 /// [`max_hold`](Self::max_hold) and [`hold_at_least`](Self::hold_at_least) count from the last
 /// grant. After the limit of the wait, the acquired names are released in the background if the
 /// database does not answer at once.
@@ -68,7 +68,7 @@ pub struct LeaseAllRequest {
     parts: Vec<Part>,
 }
 
-/// Some of what a request asks for.
+/// A part of a request.
 #[derive(Clone, Debug)]
 enum Part {
     Lease(String, Mode),
@@ -76,7 +76,7 @@ enum Part {
 }
 
 impl Part {
-    /// Returns the name, and how it is to be held.
+    /// Returns the name and its requested mode.
     fn into_entry(self) -> Result<(LockName, Mode)> {
         let (name, mode) = match self {
             Self::Lease(name, mode) => (name, mode),
@@ -110,7 +110,7 @@ impl LeaseAllRequest {
         &mut self.request
     }
 
-    /// Adds names that are to be [shared](LeaseRequest::shared).
+    /// Adds names in [shared](LeaseRequest::shared) mode.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -123,8 +123,8 @@ impl LeaseAllRequest {
         self.with_names(names, Mode::READ)
     }
 
-    /// Adds permits of a [semaphore](Semaphore). Its own options do not count: those of this request
-    /// do.
+    /// Adds permits of a [semaphore](Semaphore). The options of this request apply instead of the
+    /// semaphore's own.
     pub fn permits(mut self, semaphore: &Semaphore, count: u32) -> Self {
         self.parts.push(Part::Permits(semaphore.clone(), count));
         self
@@ -136,13 +136,13 @@ impl LeaseAllRequest {
     ///
     /// [`Error::Timeout`], with the name that was not free, when the limit of [`wait`](Self::wait)
     /// was reached. [`Error::Names`] when no name was given, or more than 64 different ones;
-    /// [`Error::Conversion`] when a name is to be held in two ways. [`Error::Permits`] when a
-    /// semaphore has fewer permits. [`Error::Lost`] when a lease ended during the wait for another. Otherwise those of
-    /// [`LeaseRequest::acquire`].
+    /// [`Error::Conversion`] when a name is requested in two modes. [`Error::Permits`] when a
+    /// semaphore has fewer permits. [`Error::Lost`] when a lease ended during the wait for another.
+    /// Otherwise the errors of [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the queue, and releases what was acquired.
+    /// Dropping the future leaves the queue, and releases the acquired names.
     pub async fn acquire(self) -> Result<LeaseAll> {
         let start = Instant::now();
         let now = self.request.client().now();
@@ -163,8 +163,8 @@ impl LeaseAllRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: all leases are released, also those that are
-    /// granted later.
+    /// Dropping the future leaves nothing behind: all leases are released, including leases that
+    /// are granted later.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
         let patience = Patience::Try(self.request.client().now() + TRY_TIMEOUT);
         Ok(self.acquire_in_order(patience, Some(TRY_TIMEOUT), Instant::now()).await?.ok())
@@ -172,11 +172,12 @@ impl LeaseAllRequest {
 
     /// Acquires the leases, runs the work while all of them are held, and releases them, as
     /// [`LeaseRequest::run`]. When a lease is lost, the work is dropped at its next await point;
-    /// after a deadline it is not polled again.
+    /// after a deadline the work is not polled again.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when a lease ended before the work.
+    /// The errors of [`acquire`](Self::acquire), and [`Error::Lost`] when a lease ended before the
+    /// work.
     ///
     /// # Cancel safety
     ///
@@ -209,7 +210,7 @@ impl LeaseAllRequest {
         let modes = modes_by_name(parts)?;
         let hold_time = request.lease_options().hold_time();
         let mut request = request.with_one_owner();
-        // The limits of the holding begin when all names are held.
+        // The hold time begins when all names are held.
         let options = request.options_mut();
         options.ttl = bounded_ttl(options.ttl, hold_time.at_most, Duration::ZERO);
         (options.max_hold, options.hold_at_least) = (None, Duration::ZERO);
@@ -239,7 +240,7 @@ impl LeaseAllRequest {
     }
 }
 
-/// Returns the names in order of their bytes, and how each is to be held.
+/// Returns the names in order of their bytes, each with its mode.
 fn modes_by_name(parts: Vec<Part>) -> Result<BTreeMap<LockName, Mode>> {
     let mut modes = BTreeMap::new();
     for part in parts {
@@ -257,7 +258,7 @@ fn modes_by_name(parts: Vec<Part>) -> Result<BTreeMap<LockName, Mode>> {
 
 /// The leases on several names, held together. Dropping it releases all of them in the background.
 ///
-/// It is lost as soon as one of the leases is.
+/// The leases count as lost as soon as one of them is lost.
 #[doc(alias = "guard")]
 #[must_use = "the leases are released when this is dropped"]
 pub struct LeaseAll {
@@ -282,13 +283,13 @@ impl LeaseAll {
         self.leases[0].owner()
     }
 
-    /// Returns whether all leases are certainly still held, as [`Lease::is_held`]. It reads a clock
+    /// Returns whether all leases are certainly still held, as [`Lease::is_held`]. Reads a clock
     /// and does no I/O.
     pub fn is_held(&self) -> bool {
         self.leases.iter().all(Lease::is_held)
     }
 
-    /// Returns how much longer all leases are safe without a heartbeat. Zero when one is lost.
+    /// Returns how much longer all leases are safe without a heartbeat. Zero when a lease is lost.
     pub fn remaining(&self) -> Duration {
         self.leases.iter().map(Lease::remaining).min().unwrap_or_default()
     }
@@ -311,12 +312,12 @@ impl LeaseAll {
         first(self.leases.iter().map(Lease::revoke_requested)).await;
     }
 
-    /// Fences a transaction with each lease, as [`Lease::fence`]: it can commit only while all of
-    /// them are held.
+    /// Fences a transaction with each lease, as [`Lease::fence`]: the transaction can commit only
+    /// while all leases are held.
     ///
     /// # Errors
     ///
-    /// Those of [`Lease::fence`]. After an error, roll back.
+    /// The errors of [`Lease::fence`]. After an error, roll back.
     ///
     /// # Cancel safety
     ///
@@ -333,7 +334,7 @@ impl LeaseAll {
     ///
     /// # Errors
     ///
-    /// Those of [`Lease::extend`]; some leases may be extended then.
+    /// The errors of [`Lease::extend`]; some leases may be extended nevertheless.
     ///
     /// # Cancel safety
     ///
@@ -345,12 +346,12 @@ impl LeaseAll {
         Ok(())
     }
 
-    /// Releases all leases, and returns an error if one was not held to the end.
+    /// Releases all leases, and returns an error if any was not held to the end.
     ///
     /// # Errors
     ///
     /// As [`Lease::release`]: [`Error::Lost`] when a lease was lost, otherwise the first error. The
-    /// others are released in any case.
+    /// other leases are released in any case.
     ///
     /// # Cancel safety
     ///

@@ -8,7 +8,7 @@ use crate::token::FencingToken;
 
 impl Lease {
     /// Raises the token of an exclusive lease that was acquired once. Returns `None`, and releases
-    /// the lease, when it cannot be raised. Dropping the future releases the lease.
+    /// the lease, when the token cannot be raised. Dropping the future releases the lease.
     pub(crate) async fn raise_token(mut self, to: FencingToken) -> Result<Option<Self>> {
         match self.held()?.amend(Amendment::Raise(to)).await {
             Ok(()) => {

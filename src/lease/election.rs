@@ -1,5 +1,5 @@
-//! Leader election: one instance leads, the others stand by, and each of them can read which one
-//! leads.
+//! Leader election: one instance leads, the others stand by, and every instance can read the
+//! leader.
 //!
 //! [`Election`] has an example. Which one when: [the table of calls](crate#which-call).
 
@@ -19,7 +19,7 @@ use crate::inspect::{LeaseInfo, holders};
 use crate::token::FencingToken;
 
 /// An election, made with [`Locks::election`](crate::Locks::election). The leader is the holder of
-/// the lease on its name.
+/// the lease on the name of the election.
 ///
 /// ```
 /// # async fn lead() {}
@@ -36,9 +36,9 @@ use crate::token::FencingToken;
 /// ```
 ///
 /// A leader that dies is replaced after the [TTL](Self::ttl); a leader that resigns, at once. The
-/// [label](Self::label) can say where the leader is found, such as its address.
-/// [`fence`](Lease::fence) transactions that only the leader may commit: a leader that was paused
-/// does not know that it has lost the election.
+/// [label](Self::label) can hold the leader's address. [`fence`](Lease::fence) transactions that
+/// only the leader may commit: a leader that was paused does not know that it has lost the
+/// election.
 #[derive(Clone)]
 #[doc(alias = "leader")]
 #[must_use = "an election does nothing until campaign, leader or changes is called"]
@@ -69,7 +69,8 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// Those of [`LeaseRequest::acquire`]. After an outage of the database, call it again.
+    /// The errors of [`LeaseRequest::acquire`]. After an outage of the database, call `campaign`
+    /// again.
     ///
     /// # Cancel safety
     ///
@@ -79,15 +80,15 @@ impl Election {
         self.request.clone().acquire().await.map(Leadership)
     }
 
-    /// Returns the current leader, with its label, if there is one.
+    /// Returns the current leader with its label, if any.
     ///
     /// # Errors
     ///
-    /// Those of [`Locks::inspect`](crate::Locks::inspect).
+    /// The errors of [`Locks::inspect`](crate::Locks::inspect).
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn leader(&self) -> Result<Option<LeaseInfo>> {
         let held = holders(&self.client, &self.name).await?.into_iter().next();
         // A name that stays taken after a release has no leader.
@@ -116,11 +117,11 @@ impl Leadership {
     ///
     /// # Errors
     ///
-    /// Those of [`Lease::release`].
+    /// The errors of [`Lease::release`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future after its first poll does not stop it.
+    /// Dropping the future after its first poll does not stop the resignation.
     pub async fn resign(self) -> Result<()> {
         self.0.release().await
     }
@@ -153,12 +154,12 @@ impl Changes {
         self
     }
 
-    /// Waits for the next leader. Returns `None` when there is no leader any more. The first call
-    /// returns the current one at once.
+    /// Waits for the next leader. Returns `None` when the leader has gone without a successor. The
+    /// first call returns the current one at once.
     ///
     /// # Errors
     ///
-    /// Those of [`Locks::inspect`](crate::Locks::inspect). The next call goes on.
+    /// The errors of [`Locks::inspect`](crate::Locks::inspect). The next call goes on.
     ///
     /// # Cancel safety
     ///

@@ -9,13 +9,13 @@ use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::error::{Error, FenceError, LossCause, Result};
 
 impl Lease {
-    /// Fences a transaction: it can commit only while the lease is held, and until it ends no other
-    /// owner can be granted the name. Renewals go on meanwhile.
+    /// Fences a transaction: the transaction can commit only while the lease is held, and no other
+    /// owner can be granted the name until the transaction ends. Renewals go on meanwhile.
     ///
-    /// Make it the first statement of the transaction, outside any savepoint. It costs one
-    /// statement (a row lock that is shared with other fences of this lease; on SQLite the write
-    /// lock, during which no lease in the same file can be renewed: keep such transactions shorter
-    /// than the TTL).
+    /// Make the fence the first statement of the transaction, outside any savepoint. A fence costs
+    /// one statement (a row lock that is shared with other fences of this lease; on SQLite the
+    /// write lock, during which no lease in the same file can be renewed: keep such transactions
+    /// shorter than the TTL).
     ///
     /// ```
     /// # async fn example(pool: sqlx::SqlitePool, lease: sqlock::Lease) -> Result<(), Box<dyn std::error::Error>> {
@@ -35,9 +35,9 @@ impl Lease {
     /// when a fenced permit ends before its transaction does, another holder may acquire it
     /// meanwhile.
     ///
-    /// For data elsewhere, send [`token`](Self::token) along. Comparing tokens there only when
-    /// writing loses updates: the receiver must *first* record the token as the highest it has
-    /// seen, *then* read, then write on condition that the recorded token is still this one.
+    /// For data elsewhere, send [`token`](Self::token) along. A receiver that compares tokens only
+    /// when it writes loses updates: it must *first* record the token as the highest it has seen,
+    /// *then* read, then write on condition that the recorded token is still this one.
     ///
     /// # Errors
     ///

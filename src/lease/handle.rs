@@ -16,12 +16,12 @@ use crate::owner::Owner;
 use crate::protocol::Mode;
 use crate::token::FencingToken;
 
-/// A held lease: proof that no other owner was granted the name, for as long as
-/// [`is_held`](Self::is_held).
+/// A held lease: proof that no other owner was granted the name while [`is_held`](Self::is_held)
+/// returns `true`.
 ///
-/// It is renewed in the background. [`release`](Self::release) says whether it was held to the end;
-/// dropping it releases it too, in the background. If the process dies, the name is free after the
-/// TTL.
+/// The lease is renewed in the background. [`release`](Self::release) says whether it was held to
+/// the end; dropping the lease releases it in the background. If the process dies, the name is free
+/// after the TTL.
 #[doc(alias = "guard")]
 #[must_use = "a lease that is dropped is released at once"]
 pub struct Lease {
@@ -65,24 +65,25 @@ impl Lease {
         self.details.owner
     }
 
-    /// Returns whether the lease is certainly still held. It reads a clock and does no I/O.
+    /// Returns whether the lease is certainly still held. Reads a clock and does no I/O.
     ///
-    /// It turns `false` before the database could grant the name to another owner, also if this
-    /// process was stopped or the machine slept in between, and never turns `true` again. Time may
-    /// pass between this check and the next action: use [`fence`](Self::fence) for data in this
+    /// The result turns `false` before the database could grant the name to another owner, even if
+    /// this process was stopped or the machine slept in between, and never turns `true` again. Time
+    /// may pass between this check and the next action: use [`fence`](Self::fence) for data in this
     /// database.
     pub fn is_held(&self) -> bool {
         self.held.as_ref().is_some_and(HeldLease::is_held)
     }
 
-    /// Returns how much longer the lease is safe without a heartbeat. Zero when it is lost. A lease
-    /// that the release of another client granted is safe for up to 3 seconds at first, and for its
-    /// TTL some 0.2 seconds later.
+    /// Returns how much longer the lease is safe without a heartbeat. Zero when the lease is lost.
+    /// A lease that the release of another client granted is safe for up to 3 seconds at first, and
+    /// for its TTL some 0.2 seconds later.
     pub fn remaining(&self) -> Duration {
         self.held.as_ref().map_or(Duration::ZERO, HeldLease::remaining)
     }
 
-    /// Waits until the lease is lost, and returns the cause. Pending for ever while it is held.
+    /// Waits until the lease is lost, and returns the cause. Pending for ever while the lease is
+    /// held.
     ///
     /// # Cancel safety
     ///
@@ -91,8 +92,8 @@ impl Lease {
         self.loss_future().await
     }
 
-    /// Waits until the holder is [asked to release](crate::Locks::ask_to_release) the lease. Completes
-    /// at once when it was asked already; pending for ever while it is not.
+    /// Waits until the holder is [asked to release](crate::Locks::ask_to_release) the lease.
+    /// Completes at once after an earlier request; pending for ever without a request.
     ///
     /// The lease stays held: the holder decides when to release it.
     ///
@@ -122,14 +123,14 @@ impl Lease {
         }
     }
 
-    /// Makes the lease last at least `ttl` from now, also without a heartbeat. If this process
+    /// Makes the lease last at least `ttl` from now, even without a heartbeat. If this process
     /// dies, the name is blocked for as long. [`max_hold`](crate::LeaseRequest::max_hold) still
-    /// ends it.
+    /// ends the lease.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when the
-    /// database could not be reached: the lease is then unchanged.
+    /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], or [`Error::Unavailable`]
+    /// when the database could not be reached: the lease is then unchanged.
     ///
     /// # Cancel safety
     ///
@@ -159,7 +160,7 @@ impl Lease {
         self.client.now()
     }
 
-    /// Sets the limits of the holding, which count from now on.
+    /// Sets the hold time of the lease, counted from now on.
     pub(crate) fn start_hold_time(&mut self, hold_time: HoldTime) {
         self.details.acquired_at = self.client.now();
         self.details.hold_time = hold_time;
@@ -197,8 +198,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`] or [`Error::Unknown`]: the
-    /// release failed, or its effect is not known; the name is free after the TTL at the latest.
+    /// [`Error::Lost`]: the lease had ended before. [`Error::Unavailable`] or [`Error::Unknown`]:
+    /// the release failed, or its effect is not known; the name is free after the TTL at the
+    /// latest.
     ///
     /// # Cancel safety
     ///

@@ -9,10 +9,10 @@ use crate::operation::WriteNote;
 const MAX_NOTE: usize = 4096;
 
 impl Lease {
-    /// Writes a note about the work, in the place of an earlier one: its progress, an address, where
-    /// a successor goes on. It is shown by [`Locks::inspect`](crate::Locks::inspect), and after the
-    /// release, until the next holder, by [`Locks::last_note`](crate::Locks::last_note). At most
-    /// 4096 bytes.
+    /// Writes a note about the work, replacing an earlier one: its progress, an address, the point
+    /// from which a successor continues. [`Locks::inspect`](crate::Locks::inspect) shows the note,
+    /// and after the release, until the next holder, [`Locks::last_note`](crate::Locks::last_note).
+    /// At most 4096 bytes.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

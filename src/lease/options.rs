@@ -1,4 +1,4 @@
-//! The options of a lease: one type, and the same methods on the request of each kind.
+//! The options of a lease: one type, with the same methods on each kind of request.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// The longest label.
 const MAX_LABEL_BYTES: usize = 255;
 
-/// How much longer than `max_hold` a lease lasts in the database. The holder ends it earlier, with
-/// that cause, also when an answer takes long.
+/// How much longer than `max_hold` a lease lasts in the database. The holder ends the lease
+/// earlier, with the cause `MaxHold`, even if an answer takes long.
 const AFTER_MAX_HOLD: Duration = Duration::from_secs(1);
 
-/// The options of a lease, for requests of each kind that are to have the same ones.
+/// The options of a lease, to be shared by several requests of any kind.
 ///
 /// Each request has the methods of this type too, and `options` to set all of them at once.
 ///
@@ -86,8 +86,8 @@ impl LeaseOptions {
     }
 }
 
-/// Bounds a TTL of a lease that was held for some time already, so that the name is free soon after
-/// `max_hold` if the holder dies.
+/// Bounds the TTL of a lease that was already held for some time, so that the name is free soon
+/// after `max_hold` if the holder dies.
 pub(crate) fn bounded_ttl(ttl: Duration, max_hold: Option<Duration>, held_for: Duration) -> Duration {
     match max_hold {
         Some(max_hold) => ttl.min(max_hold.saturating_sub(held_for).saturating_add(AFTER_MAX_HOLD)),
@@ -108,34 +108,34 @@ macro_rules! option_setters {
             }
 
             /// Limits the wait; at the limit, the acquisition fails with
-            /// [`Error::Timeout`](crate::Error::Timeout). Zero tries once. Without a limit it waits
-            /// for as long as it takes.
+            /// [`Error::Timeout`](crate::Error::Timeout). Zero tries once. Without a limit, the
+            /// acquisition waits for as long as it takes.
             pub fn wait(mut self, at_most: std::time::Duration) -> Self {
                 self.options_mut().wait = Some(at_most);
                 self
             }
 
             /// Sets whether the lease is renewed in the background, by the client's heartbeat.
-            /// `true` by default. Otherwise it ends after its TTL unless it is extended.
+            /// `true` by default. With `false`, the lease ends after its TTL unless it is extended.
             #[doc(alias = "heartbeat")]
             pub fn renew(mut self, renew: bool) -> Self {
                 self.options_mut().renew = renew;
                 self
             }
 
-            /// Ends the lease after this time, also while it is renewed: a worker that hangs does
-            /// not hold the name for ever. The lease is then lost with
+            /// Ends the lease after this time, even while it is renewed, so that a worker that
+            /// hangs does not hold the name for ever. The lease is then lost with
             /// [`LossCause::MaxHold`](crate::LossCause::MaxHold), and `run` drops the work.
             pub fn max_hold(mut self, at_most: std::time::Duration) -> Self {
                 self.options_mut().max_hold = Some(at_most);
                 self
             }
 
-            /// Keeps the name taken for at least this long after it was acquired, also when it is
-            /// released earlier, as by a shutdown or at `max_hold`: for jobs that are shorter than
-            /// the differences between the clocks that start them. A lease that expires, as when
-            /// its process dies, or is evicted frees the name earlier. Of several acquisitions of
-            /// one owner, the one that is released last decides.
+            /// Keeps the name taken for at least this long after the acquisition, even if the lease
+            /// is released earlier, as by a shutdown or at `max_hold`: for jobs that are shorter
+            /// than the differences between the clocks that start them. A lease that is evicted or
+            /// expires, as when its process dies, frees the name earlier. Of several acquisitions
+            /// of one owner, the one that is released last decides.
             pub fn hold_at_least(mut self, at_least: std::time::Duration) -> Self {
                 self.options_mut().hold_at_least = at_least;
                 self
@@ -151,13 +151,14 @@ macro_rules! option_setters {
     };
 }
 
-/// Gives a type with an `options_mut` the method that sets all options, and those that set one.
+/// Gives a type with an `options_mut` the method that sets all options, and the methods that set
+/// one.
 macro_rules! request_setters {
     ($request:ty) => {
         crate::lease::options::option_setters!($request);
 
         impl $request {
-            /// Sets all options at once. Those that were set before are replaced.
+            /// Sets all options at once, replacing earlier ones.
             pub fn options(mut self, options: crate::lease::options::LeaseOptions) -> Self {
                 *self.options_mut() = options;
                 self
@@ -171,7 +172,7 @@ macro_rules! request_setters {
 macro_rules! queue_setters {
     ($request:ty) => {
         impl $request {
-            /// Sets the owner, and re-enters when this owner holds the name already, in whichever
+            /// Sets the owner, and re-enters when this owner already holds the name, in any
             /// process. By default the owner is that of the [`Owner::scope`](crate::Owner::scope)
             /// in which the request was made, or else a new one. Permits are not re-entered: each
             /// of them counts.
@@ -180,8 +181,8 @@ macro_rules! queue_setters {
                 self
             }
 
-            /// Calls `callback` during the wait: when it begins, and whenever the position of the
-            /// request or the holder changes. It costs two `SELECT`s a second.
+            /// Calls `callback` during the wait: at its beginning, and whenever the position of the
+            /// request or the holder changes. The reports cost two `SELECT`s a second.
             ///
             /// ```
             /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

@@ -21,7 +21,7 @@ pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, s
             Error::Unavailable { attempted: "acquire", reason, source: None }
         }
         Refusal::NoAnswer => {
-            // The limit may have cut an attempt short: the one before it has failed for a reason.
+            // The limit may have interrupted an attempt: the earlier attempt failed for a reason.
             let failure = client.coordinator.executor().last_failure();
             let reason = failure.unwrap_or_else(|| no_answer_within(waited));
             Error::Unavailable { attempted: "acquire", reason, source: None }

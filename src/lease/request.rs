@@ -59,11 +59,11 @@ pub struct LeaseRequest {
 /// The owner of the lease.
 #[derive(Clone, Copy)]
 enum Identity {
-    /// A new owner, for each lease another.
+    /// A new owner for each lease.
     New,
-    /// This owner, who re-enters a lease that it holds already.
+    /// This owner, which re-enters a lease that it already holds.
     Reentrant(Owner),
-    /// This owner, who waits for itself.
+    /// This owner, which waits for itself.
     Once(Owner),
 }
 
@@ -80,7 +80,7 @@ impl LeaseRequest {
     /// wait in one queue, so later readers wait behind a waiting writer, and later writers behind
     /// waiting readers. Every reader has an expiry and a token of its own.
     ///
-    /// Unlike an exclusive lease, a shared lease takes several statements to acquire, also when the
+    /// Unlike an exclusive lease, a shared lease takes several statements to acquire, even if the
     /// name is free.
     ///
     /// ```
@@ -203,7 +203,7 @@ impl LeaseRequest {
         }
     }
 
-    /// Asks the engine for the lease.
+    /// Requests the lease from the engine.
     pub(super) async fn request(&self, patience: Patience) -> Result<Result<Lease, Refusal>> {
         let client = &self.client;
         let wish = self.wish(patience)?;
@@ -220,8 +220,8 @@ impl LeaseRequest {
     /// the work is dropped at its next await point. Work that is delayed past the deadline, as by a
     /// stopped process, is not polled again.
     ///
-    /// The result of the work is returned as it is, inside that of the lease, as
-    /// [`tokio::time::timeout`] does: work that fails has an error of any type, and the first `?` is
+    /// The result of the work is returned unchanged, inside the result of the lease, as
+    /// [`tokio::time::timeout`] does: failed work has an error of any type, and the first `?` is
     /// for the lease.
     ///
     /// ```
@@ -234,8 +234,8 @@ impl LeaseRequest {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the
-    /// work. When only the release failed, the result of the work is returned: the name is free
+    /// The errors of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before
+    /// the work. When only the release failed, the result of the work is returned: the name is free
     /// after its TTL.
     ///
     /// # Cancel safety
@@ -252,7 +252,7 @@ impl LeaseRequest {
         }
     }
 
-    /// Turns the request into that of the engine.
+    /// Turns the request into a request to the engine.
     fn wish(&self, patience: Patience) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
         self.options.check(&self.client.settings)?;
@@ -266,7 +266,7 @@ impl LeaseRequest {
         Ok(Wish {
             name,
             owner,
-            // Every permit counts, also of the same owner: only a lease can be re-entered.
+            // Every permit counts, even for the same owner: only a lease can be re-entered.
             reenters: reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
             mode,
             ttl: bounded_ttl(ttl, options.max_hold, Duration::ZERO),

@@ -12,15 +12,16 @@ use crate::name::LockName;
 /// [`Locks::semaphore`](crate::Locks::semaphore).
 ///
 /// Permits are [leases](Lease): each has its own expiry and token, is renewed, can be lost, and
-/// ends by being released or dropped. Waiters are served in the order of their arrival, so a
+/// ends when it is released or dropped. Waiters are served in the order of their arrival, so a
 /// request for many permits succeeds: later requests for fewer permits do not overtake it.
 ///
-/// Each request names the number of permits: it is granted when the held permits and its own are no
-/// more than that number. So the number can be changed at any time, with the next request. A
-/// smaller number revokes no permits; it keeps new holders out until enough permits are released.
+/// Each request has the number of permits of the semaphore, and is granted when the held permits
+/// and its own do not exceed that number. So the number can be changed at any time, with the next
+/// request. A smaller number revokes no permits; it keeps new holders out until enough permits are
+/// released.
 ///
 /// An exclusive [lease](crate::Locks::lease) on the same name excludes all permits. Permits also
-/// count for the same owner: a re-entering owner takes more of them, and the holder of an exclusive
+/// count for the same owner: a re-entering owner takes more permits, and the holder of an exclusive
 /// lease that requests a permit waits for itself (or the other way round). Do not mix permits and
 /// [shared](LeaseRequest::shared) leases of one name: each request counts all shared holders
 /// against its own number, and a shared lease has none.
@@ -61,7 +62,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`LeaseRequest::acquire`].
+    /// The errors of [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
     ///
@@ -74,7 +75,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Permits`] when the semaphore has fewer, and those of [`LeaseRequest::acquire`].
+    /// [`Error::Permits`] when the semaphore has fewer, and the errors of
+    /// [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
     ///
@@ -87,7 +89,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`LeaseRequest::try_acquire`].
+    /// The errors of [`LeaseRequest::try_acquire`].
     ///
     /// # Cancel safety
     ///
@@ -101,7 +103,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Permits`] when the semaphore has fewer, and those of [`LeaseRequest::try_acquire`].
+    /// [`Error::Permits`] when the semaphore has fewer, and the errors of
+    /// [`LeaseRequest::try_acquire`].
     ///
     /// # Cancel safety
     ///
@@ -114,7 +117,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`LeaseRequest::run`].
+    /// The errors of [`LeaseRequest::run`].
     ///
     /// # Cancel safety
     ///
@@ -126,7 +129,7 @@ impl Semaphore {
         self.request(1)?.run(work).await
     }
 
-    /// Returns the request for several permits, as one for a lease.
+    /// Returns a request for several permits, with the options of a request for a lease.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

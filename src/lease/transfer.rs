@@ -21,9 +21,9 @@ use crate::token::FencingToken;
 /// A held lease as a text, which another process can [resume](crate::Locks::resume) within its TTL.
 ///
 /// Made by [`Lease::export`](crate::Lease::export). Any process that has the text can resume the
-/// lease: treat it like the lease. Resumed twice, it is held twice by the same owner, and the name
-/// is free when both have released it. (A [shared](crate::LeaseRequest::shared) lease, or a permit,
-/// can be resumed once.)
+/// lease: treat it like the lease. A lease that is resumed twice is held twice by the same owner,
+/// and the name is free after both releases. (A [shared](crate::LeaseRequest::shared) lease, or a
+/// permit, can be resumed once.)
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks, lease: sqlock::Lease) -> sqlock::Result<()> {
@@ -103,15 +103,15 @@ impl FromStr for ExportedLease {
 
 impl Lease {
     /// Exports the lease as a text that another process can [resume](crate::Locks::resume). This
-    /// process no longer renews it: it must be resumed within the [remaining](Self::remaining)
-    /// time; [`extend`](Self::extend) it before if that may be too short. Of the request's terms
-    /// only the TTL is kept: a resumed lease is renewed, and has no
+    /// process no longer renews the lease: resume it within the [remaining](Self::remaining) time,
+    /// and [`extend`](Self::extend) it before the export if that time may be too short. Only the
+    /// TTL of the request's options is kept: a resumed lease is renewed, and has no
     /// [`max_hold`](crate::LeaseRequest::max_hold) and no
     /// [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when it has ended.
+    /// [`Error::Lost`] when the lease has ended.
     pub fn export(self) -> Result<ExportedLease> {
         self.held()?;
         let mut lease = self;
@@ -152,7 +152,7 @@ impl Lease {
         let start = Instant::now();
         match client.coordinator.resume(wish, exported).await {
             Ok(mut held) => {
-                // Before this, the text can be resumed again.
+                // Until this call, the text can be resumed again.
                 held.deliver();
                 Ok(Self::new(Arc::clone(client), held, mode, ttl, HoldTime::default()))
             }

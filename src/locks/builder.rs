@@ -43,8 +43,8 @@ impl LocksBuilder {
         }
     }
 
-    /// Takes the databases of a list of URLs, as [`Locks::connect`](crate::Locks::connect). Sends
-    /// nothing yet.
+    /// Creates a builder for the servers of a list of URLs, as
+    /// [`Locks::connect`](crate::Locks::connect). Sends nothing yet.
     ///
     /// # Errors
     ///
@@ -66,13 +66,13 @@ impl LocksBuilder {
     }
 
     /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release is
-    /// acknowledged when a synchronous standby has it as well, so none is lost when the primary is
-    /// lost and that standby takes over. A server is used only if a synchronous standby is
-    /// connected to it (the user must be allowed to see that: `pg_monitor`).
+    /// acknowledged only when a synchronous standby has it as well, so none is lost when the
+    /// primary fails and that standby takes over. A server is used only if a synchronous standby is
+    /// connected to it (the user needs the right to see the standby: `pg_monitor`).
     ///
     /// While the standby does not answer, requests end in
     /// [`Error::Unavailable`](crate::Error::Unavailable), and leases expire because they cannot be
-    /// renewed. Every request takes a round trip to the standby longer.
+    /// renewed. Every request takes an additional round trip to the standby.
     ///
     /// # Errors
     ///
@@ -103,18 +103,18 @@ impl LocksBuilder {
     }
 
     /// Sets the holder that [`Locks::list`](crate::Locks::list) shows. By default the host's name
-    /// and the process id. Cut at 255 bytes.
+    /// and the process id. Truncated at 255 bytes.
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
         self
     }
 
-    /// Adds the label `name` to the metrics of leases: what the function makes of the name of each.
-    /// Without it, no name is a label.
+    /// Adds the label `name` to the metrics of leases: the function maps the name of each lease to
+    /// a label. Without the function, names are no labels.
     ///
-    /// A recorder keeps one series for each value of a label, for ever, so a label with an unlimited
-    /// number of values exhausts its memory: that is why the function returns constants of the
-    /// program. It runs a few times for each lease and must be fast.
+    /// A recorder keeps one series for each value of a label, for ever, so a label with an
+    /// unlimited number of values exhausts its memory. Therefore the function returns constants of
+    /// the program. It runs a few times for each lease and must be fast.
     ///
     /// ```
     /// # fn example(pool: sqlx::SqlitePool) {
@@ -133,7 +133,7 @@ impl LocksBuilder {
         self
     }
 
-    /// Makes every lease shared and endless, so that none excludes another.
+    /// Makes every lease shared and endless, so that no lease excludes another.
     #[cfg(feature = "testing")]
     pub(crate) fn null(mut self) -> Self {
         self.is_null = true;
@@ -161,7 +161,7 @@ impl fmt::Debug for LocksBuilder {
     }
 }
 
-/// `host/pid`.
+/// Returns `host/pid`.
 fn this_process() -> String {
     #[cfg(unix)]
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -14,11 +14,11 @@ use crate::operation::{ListHolders, ListWaiters, Operation, ReadNote};
 use crate::protocol::{Amended, Asked, Extension, Keeper, Request, Response};
 use crate::token::FencingToken;
 
-/// How long a change by an operator waits for transactions that the holder has fenced.
+/// How long a change by an operator waits for fenced transactions of the holder.
 const FENCED_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Locks {
-    /// Lists all leases on names that begin with `prefix`, in order of names: one for each holder.
+    /// Lists all leases on names that begin with `prefix`, in order of names, one for each holder.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
         if prefix.contains('\0') {
             // No name contains NUL, and PostgreSQL would refuse the text.
@@ -38,16 +38,16 @@ impl Locks {
         Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
     }
 
-    /// Returns the holder of a name, if there is one. Of several holders, the first: see
+    /// Returns the holder of a name, if any, or the first of several: see
     /// [`holders`](Self::holders).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`](crate::Error::InvalidName), and those of [`list`](Self::list).
+    /// [`Error::InvalidName`](crate::Error::InvalidName), and the errors of [`list`](Self::list).
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn inspect(&self, name: &str) -> Result<Option<LeaseInfo>> {
         Ok(self.holders(name).await?.into_iter().next())
     }
@@ -60,7 +60,7 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn holders(&self, name: &str) -> Result<Vec<LeaseInfo>> {
         inspect::holders(&self.client, name).await
     }
@@ -74,14 +74,14 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn last_note(&self, name: &str) -> Result<Option<String>> {
         self.client.run(ReadNote(LockName::new(name)?)).await
     }
 
-    /// Returns the waiters of a name, in order. Of each client these are the waiters that may be
-    /// next: up to the first exclusive one. The others wait within their process; those of the
-    /// holder's client, until another client waits as well.
+    /// Returns the waiters of a name, in order. The list has those waiters of each client that may
+    /// be next: up to the first exclusive one. The others wait within their process, as do all
+    /// waiters of the holder's client until another client waits as well.
     ///
     /// # Errors
     ///
@@ -89,19 +89,19 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn waiters(&self, name: &str) -> Result<Vec<WaiterInfo>> {
         let name = LockName::new(name)?;
         let places = self.client.run(ListWaiters(name)).await?;
         Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
     }
 
-    /// Evicts the holder of a name, for operators. The token names the lease, so a newer one is
+    /// Evicts the holder of a name, for operators. The token names the lease, so a newer lease is
     /// never ended by mistake. Returns `false` when that token no longer holds the name.
     ///
     /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at
-    /// once), and no transaction that it fences from now on can commit. The eviction waits while a
-    /// fenced transaction of the holder is open; after some seconds it fails with
+    /// once), and a transaction that it fences from now on cannot commit. The eviction waits while
+    /// a fenced transaction of the holder is open; after some seconds it fails with
     /// [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction
     /// first.
     ///
@@ -111,7 +111,7 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the eviction may take place. It can be repeated.
+    /// After the future was dropped, the eviction may take place. The call can be repeated.
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
         let eviction = self.client.coordinator.evict(name.clone(), token);
@@ -123,14 +123,14 @@ impl Locks {
     }
 
     /// Asks every holder of a name to release it, and returns how many holders were asked. Zero:
-    /// nobody holds the name. A holder [without renewal](crate::LeaseRequest::renew) counts as well,
-    /// but has no heartbeat to learn of the request by: the
+    /// the name has no holder. A holder [without renewal](crate::LeaseRequest::renew) counts as
+    /// well, but has no heartbeat by which to learn of the request: the
     /// [age](crate::inspect::LeaseInfo::heartbeat_age) of its heartbeat is `None`.
     ///
     /// Each holder learns of the request at its next heartbeat, within about a second, by
-    /// [`Lease::revoke_requested`](crate::Lease::revoke_requested), and decides: the lease stays held until it is released. The
-    /// request concerns the present holders alone. [`evict`](Self::evict) ends a lease of a holder
-    /// that does not answer.
+    /// [`Lease::revoke_requested`](crate::Lease::revoke_requested), and decides: the lease stays
+    /// held until it is released. The request concerns the current holders alone.
+    /// [`evict`](Self::evict) ends a lease of a holder that does not answer.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -144,7 +144,7 @@ impl Locks {
     /// # }
     /// ```
     ///
-    /// On MySQL and SQLite, it waits while a fenced transaction of the holder is open, as
+    /// On MySQL and SQLite, the call waits while a fenced transaction of the holder is open, as
     /// [`evict`](Self::evict) does.
     ///
     /// # Errors
@@ -190,10 +190,10 @@ impl Locks {
         }
     }
 
-    /// Makes the lease with this token last at least `ttl` from now, in whichever process it is
-    /// held: for a lease that one step of a script acquires and others hold. Returns `false` when
-    /// that token no longer holds the name. It never shortens a lease. (A holder that renews the
-    /// lease keeps its own TTL.)
+    /// Makes the lease with this token last at least `ttl` from now, in any process: for a lease
+    /// that one step of a script acquires and others hold. Returns `false` when that token no
+    /// longer holds the name. The call never shortens a lease. (A holder that renews the lease
+    /// keeps its own TTL.)
     ///
     /// # Errors
     ///

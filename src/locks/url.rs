@@ -51,7 +51,7 @@ fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
     let missing = |what| Error::Unsupported { what, reason: "the feature of that name is not enabled" };
     let _ = (&unreadable, &missing);
     if url.ends_with(',') {
-        // A variable that is not set, for example, must not go unnoticed.
+        // An empty entry, as from an unset variable, must not go unnoticed.
         return Err(Error::InvalidUrl { reason: "an entry of the list is empty" });
     }
     let scheme = match url.split_once(':') {

@@ -1,4 +1,4 @@
-//! The identities that rows are compared by.
+//! The identities by which rows are compared.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +22,7 @@ macro_rules! identifier {
             }
         }
 
-        /// 32 lower-case hexadecimal digits, as they stand in the tables.
+        /// 32 lower-case hexadecimal digits, as stored in the tables.
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.simple().fmt(f)
@@ -42,8 +42,8 @@ identifier!(ClientId);
 identifier!(LeaseId);
 
 impl LeaseId {
-    /// The identities of one client. The first is random; each later one is its predecessor plus
-    /// one.
+    /// Returns the next identity of the client. The first is random; each later one is its
+    /// predecessor plus one.
     pub(crate) fn following(self) -> Self {
         Self(Uuid::from_u128(self.0.as_u128().wrapping_add(1)))
     }

@@ -1,4 +1,4 @@
-//! What a store is asked.
+//! The requests to a store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,28 +22,27 @@ pub(crate) enum Request {
     /// Add an acquisition to an exclusive holding of the same owner. Answer:
     /// [`Joined`](super::Response::Joined).
     Join(Claim),
-    /// Add waiting entries to a name. Entries that are there already stay. Answer:
+    /// Add waiting entries to a name. Existing entries stay. Answer:
     /// [`Enqueued`](super::Response::Enqueued).
     Enqueue(Vec<Enqueue>),
     /// End a holding: hand the name to the first live entry, to a given claim if no entry waits, or
     /// free it. Answer:
     /// [`Released`](super::Response::Released).
     Release(Release),
-    /// Delete every trace of an acquisition: its waiting entry, and its holding, unless that has
-    /// the token `except`. Answer:
-    /// [`Withdrawn`](super::Response::Withdrawn).
+    /// Delete every trace of an acquisition: its waiting entry, and its holding unless it has the
+    /// token `except`. Answer: [`Withdrawn`](super::Response::Withdrawn).
     Withdraw { name: LockName, id: LeaseId, except: Option<FencingToken> },
-    /// Read the row of a name and how some acquisitions stand in it. Answer:
+    /// Read the row of a name and the state of some acquisitions in it. Answer:
     /// [`Polled`](super::Response::Polled).
     Poll { name: LockName, ids: Vec<LeaseId> },
     /// Read a name and its entries: all that hold, and the first `limit` that wait. Answer:
     /// [`Read`](super::Response::Read).
     Read { name: LockName, limit: u32 },
-    /// Change the holder of a name, if the name still stands as it was read. Answer:
+    /// Change the holder of a name if the name is still as it was read. Answer:
     /// [`Transitioned`](super::Response::Transitioned).
     Transition(Transition),
-    /// Move the end of a valid holding forward, never back, since its holder may rely on the earlier
-    /// end, and change whose heartbeat keeps it. Answer:
+    /// Move the end of a valid holding forward, never back, because its holder may rely on the
+    /// current end, and change whose heartbeat keeps the holding. Answer:
     /// [`Extended`](super::Response::Extended).
     Extend(Extension),
     /// Turn an exclusive holding of one lease that stands into a shared one, with the same token. Answer:
@@ -52,16 +51,16 @@ pub(crate) enum Request {
     /// Give an exclusive holding of one lease that stands a higher token. Answer:
     /// [`Raised`](super::Response::Raised).
     Raise { name: LockName, id: LeaseId, token: FencingToken, to: FencingToken },
-    /// End the holding with this token, and tell its client. Answer:
+    /// End the holding with this token, and notify its client. Answer:
     /// [`Evicted`](super::Response::Evicted).
     Evict { name: LockName, token: FencingToken },
-    /// Record that every holder of a name is asked to release it, and tell their clients. Answer:
+    /// Record that every holder of a name is asked to release it, and notify their clients. Answer:
     /// [`Asked`](super::Response::Asked).
     Ask { name: LockName },
 }
 
 /// Requests of one kind, which some stores carry out in one statement: each as it would be carried
-/// out alone, or not at all. Those that write are about different names.
+/// out alone, or not at all. Requests that write are about different names.
 #[derive(Clone, Debug)]
 pub(crate) enum Batch {
     /// Exclusive claims.
@@ -73,7 +72,7 @@ pub(crate) enum Batch {
 }
 
 impl Batch {
-    /// A batch of one request. `None`: it goes alone.
+    /// Creates a batch of one request. `None`: the request must be sent alone.
     pub(crate) fn of(request: &Request) -> Option<Self> {
         match request {
             Request::Acquire(claim) if claim.mode == Mode::Exclusive => Some(Self::Acquire(vec![claim.clone()])),
@@ -85,7 +84,7 @@ impl Batch {
         }
     }
 
-    /// Adds a request. `false`: it is of another kind.
+    /// Adds a request. `false`: the request is of another kind.
     pub(crate) fn add(&mut self, request: &Request) -> bool {
         match (self, Self::of(request)) {
             (Self::Acquire(claims), Some(Self::Acquire(more))) => claims.extend(more),
@@ -97,27 +96,27 @@ impl Batch {
     }
 }
 
-/// A wish for a name.
+/// A claim to a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) name: LockName,
     pub(crate) id: LeaseId,
     pub(crate) owner: Owner,
     pub(crate) client: ClientId,
-    /// The heartbeat of the client keeps the lease. Otherwise it ends with its TTL.
+    /// Whether the heartbeat of the client keeps the lease. Otherwise the lease ends with its TTL.
     pub(crate) is_kept: bool,
     pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
-    /// The client in words, for people.
+    /// The client's description for people.
     pub(crate) holder: Arc<str>,
     pub(crate) label: Arc<str>,
 }
 
-/// A waiting entry to be added.
+/// A waiting entry to add.
 #[derive(Clone, Debug)]
 pub(crate) struct Enqueue {
     pub(crate) claim: Claim,
-    /// How long ago it arrived.
+    /// How long ago the claim arrived.
     pub(crate) age: Duration,
 }
 
@@ -127,29 +126,30 @@ pub(crate) struct Release {
     pub(crate) name: LockName,
     pub(crate) id: LeaseId,
     pub(crate) token: FencingToken,
-    /// The name stays reserved for so long.
+    /// How long the name stays reserved.
     pub(crate) keep_for: Duration,
-    /// Gets the name if no entry waits in the store.
+    /// The claim that gets the name if no entry waits in the store.
     pub(crate) next: Option<Claim>,
 }
 
-/// A change of the holder of a name. It is decided from a [`Queue`](super::Queue) and carried out
-/// only if nothing that it rests on has changed since.
+/// A change of the holder of a name. The change is decided from a [`Queue`](super::Queue) and
+/// carried out only if [`Seen`] still matches.
 #[derive(Clone, Debug)]
 pub(crate) struct Transition {
     pub(crate) name: LockName,
     pub(crate) seen: Seen,
-    /// The present holder of the row gives the name up. Otherwise a holder must have expired, also
-    /// when this is carried out.
+    /// The current holder of the row gives the name up. Without it, a holder must have expired,
+    /// also when the transition is carried out.
     pub(crate) given_up: Option<GivenUp>,
-    /// Expired entries to delete. Each must have expired still.
+    /// Expired entries to delete. Each must still be expired.
     pub(crate) expired: Vec<LeaseId>,
     pub(crate) change: HolderChange,
-    /// No live entry goes on waiting: the mark of waiting entries is removed.
+    /// No live entry remains waiting: the mark of waiting entries is removed.
     pub(crate) is_last: bool,
 }
 
-/// What a decision rests on. Every grant raises the token; every entry that joins raises the mark.
+/// The state on which a decision depends. Every grant raises the token; every entry that joins
+/// raises the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) holder: Holder,
@@ -172,9 +172,9 @@ pub(crate) enum HolderChange {
     Free,
     /// One exclusive entry, which is deleted.
     Exclusive(Grantee),
-    /// These entries, beside the entries that hold already.
+    /// These entries, in addition to the entries that already hold the name.
     Shared(Vec<Grantee>),
-    /// A claim that has no entry.
+    /// A claim without an entry.
     Claim(Box<Claim>),
 }
 
@@ -186,7 +186,7 @@ pub(crate) struct Grantee {
 }
 
 impl Extension {
-    /// Gives a holding what its claim asks for.
+    /// Creates an extension that gives a holding the properties of its claim.
     pub(crate) fn to_claim(claim: &Claim, token: FencingToken) -> Self {
         let Claim { name, id, client, ttl, is_kept, .. } = claim.clone();
         let keeper = if is_kept { Keeper::Client(client) } else { Keeper::Same };
@@ -198,14 +198,14 @@ impl Extension {
 #[derive(Clone, Debug)]
 pub(crate) struct Extension {
     pub(crate) name: LockName,
-    /// `None`: whichever acquisition holds with this token.
+    /// `None`: any acquisition that holds with this token.
     pub(crate) id: Option<LeaseId>,
-    /// The identity that it has from now on. It may have it already, by an earlier request.
+    /// The new identity of the holding. An earlier request may have set it already.
     pub(crate) renamed: Option<LeaseId>,
     pub(crate) token: FencingToken,
-    /// How long it lasts from now on by itself, at least.
+    /// The least time that the holding lasts from now on without a heartbeat.
     pub(crate) lasts: Duration,
-    /// How long it lasts after a heartbeat, at least. `None`: the TTL stays as it is.
+    /// The least time that the holding lasts after a heartbeat. `None`: the TTL stays as it is.
     pub(crate) ttl: Option<Duration>,
     pub(crate) keeper: Keeper,
 }
@@ -213,9 +213,10 @@ pub(crate) struct Extension {
 /// Whose heartbeat keeps a holding from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeper {
-    /// As before.
+    /// The keeper stays the same.
     Same,
     Client(ClientId),
-    /// No client's, if it was this client's. Another client may have taken the holding over since.
+    /// Removes this client as keeper. A client that has taken the holding over since stays its
+    /// keeper.
     NotThisClient(ClientId),
 }

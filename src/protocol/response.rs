@@ -1,4 +1,4 @@
-//! What a store answers.
+//! The responses of a store.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::token::FencingToken;
 /// The answer to a [`Request`](super::Request) that took effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
-    /// With the number of notices so far.
+    /// The number of notices so far.
     Registered(i64),
-    /// The number of notices. It rises with everything that is taken away from the client, or that
-    /// it is asked to release. `None`: the client has no row.
+    /// The number of notices. It rises with every lease that is taken away from the client or that
+    /// the client is asked to release. `None`: the client has no row.
     Beat(Option<i64>),
     Acquired(Result<FencingToken, HolderNow>),
     Joined(Joined),
@@ -23,7 +23,7 @@ pub(crate) enum Response {
     Polled(Option<Polled>),
     /// `None`: the name has no row.
     Read(Option<Queue>),
-    /// `None`: nothing was changed, since something was different from what was seen, or was
+    /// `None`: nothing was changed, because the name differed from what was seen, or a row was
     /// locked.
     Transitioned(Option<Vec<Granted>>),
     Extended(Amended),
@@ -40,7 +40,7 @@ impl Response {
     }
 }
 
-/// What has become of an acquisition that was to be added to a holding.
+/// The outcome of a request to add an acquisition to a holding.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined {
@@ -55,9 +55,9 @@ pub(crate) enum Joined {
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Withdrawn {
-    /// Nothing of it is there. `awaited`: entries wait for the name.
+    /// The store has no trace of the acquisition. `awaited`: entries wait for the name.
     Gone { awaited: bool },
-    /// A row of it is locked, by a transaction that it has fenced or by a stranger.
+    /// A row of the acquisition is locked, by a transaction that it has fenced or by a foreign one.
     Locked,
 }
 
@@ -66,23 +66,24 @@ pub(crate) enum Withdrawn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Amended {
     Done,
-    /// It stands as before: its row is locked.
+    /// The holding stands as before: its row is locked.
     Locked,
-    /// It does not stand, or stands otherwise, or cannot be extended since it has expired.
+    /// The holding does not stand, has another state, or has expired and cannot be extended.
     NotHeld,
 }
 
-/// What has become of the request to the holders of a name that they release it.
+/// The outcome of a request that asks the holders of a name to release it.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// So many holders were asked. Zero: the name has no valid holder, and nothing was changed.
+    /// The number of holders that were asked. Zero: the name has no valid holder, and nothing was
+    /// changed.
     Holders(u32),
-    /// Nobody was asked: a row is locked.
+    /// No holder was asked: a row is locked.
     Locked,
 }
 
-/// What a refusal tells of the present holder.
+/// What a refusal says about the current holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HolderNow {
     /// The store did not look.
@@ -93,24 +94,24 @@ pub(crate) enum HolderNow {
     Valid { owner: Option<Owner>, remaining: Duration },
 }
 
-/// What has become of a holding that was to end.
+/// The outcome of a release.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// It ended. `awaited`: entries wait, and a transition is to grant them the name.
+    /// The holding ended. `awaited`: entries wait, and a transition must grant them the name.
     Ended { awaited: bool },
-    /// It ended, and the given claim holds the name.
+    /// The holding ended, and the given claim holds the name.
     ToNext(FencingToken),
-    /// It ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT) or its
-    /// TTL, whichever is shorter.
+    /// The holding ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT)
+    /// or its TTL, whichever is shorter.
     ToEntry(Granted),
-    /// It stands as before: entries wait, and a transition must decide.
+    /// The holding stands as before: entries wait, and a transition must decide.
     Awaited,
-    /// It stands as before: its row is locked, by a transaction that it has fenced or by a
-    /// stranger.
+    /// The holding stands as before: its row is locked, by a transaction that it has fenced or by a
+    /// foreign one.
     Locked,
-    /// It does not stand. `lost`: the highest token of this name that was taken away from its
-    /// holder; `token`: the latest.
+    /// The holding does not stand. `lost`: the highest token of this name that was taken away from
+    /// its holder; `token`: the latest token.
     NotHeld { lost: i64, token: i64 },
 }
 
@@ -121,24 +122,24 @@ pub(crate) struct Granted {
     pub(crate) token: FencingToken,
 }
 
-/// How acquisitions stand in a name.
+/// The state of acquisitions in a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Polled {
     pub(crate) row: LeaseRow,
-    /// In the order in which they were asked for.
+    /// In the order of the request.
     pub(crate) presences: Vec<Presence>,
 }
 
-/// How one acquisition stands in a name.
+/// The state of one acquisition in a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     None,
-    /// Its entry waits behind so many live ones.
+    /// The entry of the acquisition waits behind `ahead` live entries.
     Waiting {
         ahead: u32,
     },
-    /// It holds the name, alone or with others, for so long by its expiry and the heartbeat of its
-    /// client. `None`: it has expired.
+    /// The acquisition holds the name, alone or with others, for `remaining` according to its
+    /// expiry and the heartbeat of its client. `None`: it has expired.
     Holding {
         token: FencingToken,
         remaining: Option<Duration>,
@@ -146,7 +147,8 @@ pub(crate) enum Presence {
 }
 
 impl Presence {
-    /// What the row of a name and the entry of an acquisition, if it has one, say of it.
+    /// Returns the state of an acquisition according to the row of the name and its entry, if it
+    /// has one.
     pub(crate) fn of(id: LeaseId, row: &LeaseRow, entry: Option<(EntryState, Option<Duration>)>, ahead: u32) -> Self {
         let (token, remaining) = match entry {
             _ if row.holder == Holder::Lease(id) => (row.token, row.remaining),

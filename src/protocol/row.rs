@@ -1,4 +1,4 @@
-//! Rows as they are read. Durations are what is left by the database's clock at the moment of
+//! Rows as read from a store. Durations are remaining times by the database's clock at the time of
 //! reading.
 
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use super::{ClientId, LeaseId};
 use crate::owner::Owner;
 
-/// How a name is wanted or held.
+/// The mode in which a name is wanted or held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// By one alone.
+    /// One holder alone.
     Exclusive,
     /// Together with other holders: `units` of `permits`.
     Shared { units: u32, permits: u32 },
 }
 
 impl Mode {
-    /// A shared lease: one unit of more than there can be.
+    /// A shared lease: one unit of more permits than there can be leases.
     pub(crate) const READ: Self = Self::Shared { units: 1, permits: u32::MAX };
 
-    /// One word for people and dashboards.
+    /// Returns the mode in one word, for people and dashboards.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",
@@ -29,15 +29,15 @@ impl Mode {
     }
 }
 
-/// The holder of a name, as its row in `sqlock_lease` tells.
+/// The holder of a name, according to its row in `sqlock_lease`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     Nobody,
-    /// Released, and reserved until its `hold_at_least` is over.
+    /// A released lease, which reserves the name until its `hold_at_least` is over.
     Kept,
     /// One lease of one client.
     Lease(LeaseId),
-    /// The entries of the name that hold.
+    /// The holding entries of the name.
     Entries,
 }
 
@@ -46,26 +46,26 @@ pub(crate) enum Holder {
 pub(crate) struct LeaseRow {
     pub(crate) holder: Holder,
     pub(crate) owner: Option<Owner>,
-    /// Whose heartbeat keeps the holder.
+    /// The client whose heartbeat keeps the holder.
     pub(crate) client: Option<ClientId>,
     /// The token of the latest holding.
     pub(crate) token: i64,
     /// How long the holder may keep the name, by its expiry and the heartbeat of its client.
-    /// `None`: it has expired, or the entries tell.
+    /// `None`: the holder has expired, or entries hold the name.
     pub(crate) remaining: Option<Duration>,
-    /// The mark of waiting entries, where the store sets one. It rises with every entry that joins;
-    /// zero: no entry waits.
+    /// The mark of waiting entries, where the store sets one. The mark rises with every entry that
+    /// joins; zero: no entry waits.
     pub(crate) waiting: i64,
     /// The highest token whose holding was taken away: expired and taken over, or evicted.
     pub(crate) lost: i64,
-    /// The holders of tokens up to this one were asked to release the name.
+    /// The highest token whose holder was asked to release the name.
     pub(crate) asked: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EntryState {
     Waiting,
-    /// With this token.
+    /// The entry holds the name with this token.
     Holding(i64),
 }
 
@@ -73,17 +73,17 @@ pub(crate) enum EntryState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EntryRow {
     pub(crate) id: LeaseId,
-    /// `None`: it has no heartbeat, and lasts until its expiry.
+    /// `None`: no heartbeat keeps the entry, which lasts until its expiry.
     pub(crate) client: Option<ClientId>,
     pub(crate) owner: Option<Owner>,
-    /// The heartbeat of its client keeps what it is granted.
+    /// Whether the heartbeat of the client keeps the lease after the grant.
     pub(crate) is_kept: bool,
     pub(crate) mode: Mode,
     pub(crate) state: EntryState,
     pub(crate) ttl: Duration,
-    /// When it arrived, in microseconds of the database's clock.
+    /// When the entry arrived, in microseconds of the database's clock.
     pub(crate) arrived: i64,
-    /// `None`: it has expired.
+    /// `None`: the entry has expired.
     pub(crate) remaining: Option<Duration>,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct EntryRow {
 pub(crate) struct Queue {
     pub(crate) row: LeaseRow,
     pub(crate) entries: Vec<EntryRow>,
-    /// More may wait than were read.
+    /// Whether more entries may wait than were read.
     pub(crate) is_cut_off: bool,
 }
 
@@ -108,7 +108,7 @@ impl Queue {
 }
 
 impl Mode {
-    /// How much of the permits it takes.
+    /// Returns the number of permits that the mode takes.
     pub(crate) fn units(self) -> u64 {
         match self {
             Self::Exclusive => 0,

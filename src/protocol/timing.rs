@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-/// How long a grant to another client lasts by itself, and a waiting entry without a heartbeat of
-/// its client.
+/// How long a grant to another client, or a waiting entry, lasts without a heartbeat of its client.
 ///
 /// Both are the same: when the grant to a client that has died runs out, its other waiting entries
 /// have run out as well.
 pub(crate) const GRANT: Duration = Duration::from_secs(3);
 
-/// The longest interval between two heartbeats of a client that holds or waits for something.
+/// The longest interval between two heartbeats of a client with leases or waiting entries.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
 
 /// How long a connection may take to be opened or closed.

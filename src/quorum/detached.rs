@@ -1,4 +1,4 @@
-//! A lease on a majority that one process acquires, and others extend and end.
+//! A lease on a majority that one process acquires and others extend and end.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::lease::handle::Lease;
 use crate::locks::Locks;
 use crate::token::FencingToken;
 
-/// How much longer than a majority the other databases may take to answer.
+/// How much longer than the majority the other databases may take to answer.
 const LATE_ANSWERS: Duration = Duration::from_millis(250);
 
 /// A lease on a majority that no process renews.
@@ -26,17 +26,17 @@ pub struct DetachedLease {
 }
 
 impl QuorumLease {
-    /// Leaves the lease held until it expires: for a lease that one step of a script acquires and
-    /// others [extend](Quorum::extend) and [end](Quorum::evict).
+    /// Detaches the lease, which stays held until it expires: for a lease that one step of a script
+    /// acquires and others [extend](Quorum::extend) and [end](Quorum::evict).
     ///
-    /// The token is [`token`](Self::token), or a higher one: a majority of the databases must have
-    /// one and the same token, so lower ones are raised to that of a database that has answered
+    /// The returned token is [`token`](Self::token) or higher: a majority of the databases must
+    /// have the same token, so lower tokens are raised to the token of a database that answered
     /// late. This process no longer renews the lease, and adds no databases to it.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when it has ended. [`Error::Unavailable`] when too few databases could be
-    /// reached to raise their tokens: the lease is then released.
+    /// [`Error::Lost`] when the lease has ended. [`Error::Unavailable`] when too few databases
+    /// could be reached to raise their tokens: the lease is then released.
     ///
     /// # Cancel safety
     ///
@@ -82,8 +82,8 @@ impl QuorumLease {
 }
 
 impl QuorumLease {
-    /// Waits a moment for the databases that are a little slower than the majority: with them, the
-    /// lease survives the loss of a minority of all.
+    /// Waits a moment for databases that are a little slower than the majority, so that the lease
+    /// survives the loss of any minority.
     async fn wait_for_late_votes(&self) {
         let until = Instant::now() + LATE_ANSWERS;
         while self.is_held() && !self.majority.has_all_votes() && Instant::now() < until {
@@ -93,9 +93,9 @@ impl QuorumLease {
 }
 
 impl Quorum {
-    /// Makes the lease with this token last at least `ttl` from now on a majority, in whichever
-    /// process it is held: for a [detached](QuorumLease::detach) lease. Returns `false` when the
-    /// token no longer holds the name on a majority. See [`Locks::extend`].
+    /// Makes the lease with this token last at least `ttl` from now on a majority, in any process:
+    /// for a [detached](QuorumLease::detach) lease. Returns `false` when the token no longer holds
+    /// the name on a majority. See [`Locks::extend`].
     ///
     /// A `ttl` above that of the requests for the name needs
     /// [`rejoin_after`](Self::rejoin_after) in all of its clients: a database that has lost its data
@@ -118,9 +118,8 @@ impl Quorum {
         .await
     }
 
-    /// Ends the lease with this token on all databases that can be reached, in whichever process it
-    /// is held. Returns `false` when the token did not hold the name on a majority. See
-    /// [`Locks::evict`].
+    /// Ends the lease with this token on all reachable databases, in any process. Returns `false`
+    /// when the token did not hold the name on a majority. See [`Locks::evict`].
     ///
     /// # Errors
     ///
@@ -139,8 +138,8 @@ impl Quorum {
         .await
     }
 
-    /// Asks all databases until the answers of a majority agree. The others have a moment more: the
-    /// process may end afterwards.
+    /// Asks all databases until the answers of a majority agree. Gives the others a moment more,
+    /// because the process may end afterwards.
     async fn ask_majority<F>(&self, attempted: &'static str, ask: impl Fn(Locks) -> F) -> Result<bool>
     where
         F: Future<Output = Result<bool>> + Send + 'static,

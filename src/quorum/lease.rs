@@ -13,12 +13,12 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// A lease that is held on a majority of databases: proof that no other owner holds the name on a
-/// majority, for as long as [`is_held`](Self::is_held).
+/// A lease held on a majority of databases: proof that no other owner holds the name on a majority
+/// while [`is_held`](Self::is_held) returns `true`.
 ///
-/// It is renewed on each database in the background. A database that was down is asked again at
-/// about every third of the TTL and joins the lease. [`release`](Self::release) says whether it was
-/// held to the end; dropping it releases it too, in the background.
+/// The lease is renewed on each database in the background. A database that was down is asked again
+/// at about every third of the TTL and joins the lease. [`release`](Self::release) says whether the
+/// lease was held to the end; dropping the lease releases it in the background.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct QuorumLease {
     pub(super) majority: Arc<Majority>,
@@ -40,41 +40,43 @@ impl QuorumLease {
     }
 
     /// Returns the fencing token: greater than that of every earlier lease on the name by a
-    /// majority of the same databases, as [`Quorum`](crate::quorum::Quorum) explains. It stays the
-    /// same until the lease ends.
+    /// majority of the same databases, as [`Quorum`](crate::quorum::Quorum) explains. The token
+    /// stays the same until the lease ends.
     ///
-    /// Send it along with every effect. The receiver must *first* record it as the highest it has
-    /// seen and refuse a lower one, *then* read, then write on condition that it is still the
-    /// highest.
+    /// Send the token along with every effect. The receiver must *first* record the token as the
+    /// highest it has seen and refuse a lower one, *then* read, then write on condition that the
+    /// token is still the highest.
     pub fn token(&self) -> FencingToken {
         self.majority.token
     }
 
     /// Returns the owner, which is the same on all databases and shown by
-    /// [`Locks::inspect`](crate::Locks::inspect). It does not re-enter.
+    /// [`Locks::inspect`](crate::Locks::inspect). This owner does not re-enter.
     pub fn owner(&self) -> Owner {
         self.majority.owner
     }
 
-    /// Returns whether the majority is certainly still held. It reads a clock and does no I/O.
+    /// Returns whether the majority is certainly still held. Reads a clock and does no I/O.
     ///
-    /// It turns `false` before a majority could be granted to another owner, also if this process
-    /// was stopped or the machine slept in between, and never turns `true` again.
+    /// The result turns `false` before a majority could be granted to another owner, even if this
+    /// process was stopped or the machine slept in between, and never turns `true` again.
     pub fn is_held(&self) -> bool {
         self.majority.is_held()
     }
 
-    /// Returns how much longer the majority is safe without a renewal. Zero when it is lost.
+    /// Returns how much longer the majority is safe without a renewal. Zero when the majority is
+    /// lost.
     pub fn remaining(&self) -> Duration {
         self.majority.remaining()
     }
 
-    /// Returns on how many databases the lease is held now. It does no I/O.
+    /// Returns the number of databases on which the lease is held now. Does no I/O.
     pub fn votes(&self) -> usize {
         self.majority.votes()
     }
 
-    /// Waits until the majority is lost, and returns the cause. Pending for ever while it is held.
+    /// Waits until the majority is lost, and returns the cause. Pending for ever while the majority
+    /// is held.
     ///
     /// # Cancel safety
     ///
@@ -88,9 +90,9 @@ impl QuorumLease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when it has ended, [`Error::OutOfRange`], or [`Error::Unavailable`] when
-    /// fewer than a majority could be extended: the lease is then unchanged, or longer on some of
-    /// them.
+    /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], or [`Error::Unavailable`]
+    /// when fewer than a majority could be extended: the lease is then unchanged, or longer on some
+    /// of them.
     ///
     /// # Cancel safety
     ///
@@ -115,12 +117,12 @@ impl QuorumLease {
     }
 
     /// Releases the lease everywhere, and returns an error if the majority was not held to the end.
-    /// It returns when a majority has confirmed the release; the others follow in the background.
+    /// Returns when a majority has confirmed the release; the others follow in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it had ended before. [`Error::Unavailable`]: the release failed on too many
-    /// databases; the name is free after the TTL at the latest.
+    /// [`Error::Lost`]: the lease had ended before. [`Error::Unavailable`]: the release failed on
+    /// too many databases; the name is free after the TTL at the latest.
     ///
     /// # Cancel safety
     ///

@@ -26,11 +26,11 @@ const MAX_ASK_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct Majority {
     pub(super) name: LockName,
     pub(super) token: FencingToken,
-    /// The same on all databases.
+    /// The owner of the leases on all databases.
     pub(super) owner: Owner,
-    /// How many databases make a majority.
+    /// The number of databases that make a majority.
     pub(super) needed: usize,
-    /// The limits of the holding, which count from then on.
+    /// The limits of the holding, which count from `since`.
     hold_time: HoldTime,
     since: Moment,
     votes: Mutex<Votes>,
@@ -46,7 +46,7 @@ enum Status {
 }
 
 struct Votes {
-    /// The lease on each database, if there is one.
+    /// The lease on each database, if any.
     leases: Vec<Option<Lease>>,
     status: Status,
 }
@@ -86,7 +86,7 @@ impl Majority {
         Error::Lost { name: self.name.clone(), token: self.token, cause }
     }
 
-    /// Returns on how many databases the lease is held.
+    /// Returns the number of databases on which the lease is held.
     pub(super) fn votes(&self) -> usize {
         let votes = self.update();
         if votes.status == Status::Held { votes.count() } else { 0 }
@@ -165,8 +165,8 @@ impl Majority {
         }
     }
 
-    /// Adds the lease on another database. It cannot revive a lost majority, which another owner
-    /// may have held since.
+    /// Adds the lease on another database. The lease cannot revive a lost majority, because another
+    /// owner may have held the name since.
     fn add_vote(&self, (node, mut lease): Vote) {
         lease.start_hold_time(self.hold_time.after(lease.now().since(self.since)));
         let mut votes = self.update();

@@ -19,7 +19,8 @@ pub(super) struct Nodes {
     pub(super) rejoin_after: Option<Duration>,
     /// One lock for each name, with which the waiters of this process take turns.
     turns: Mutex<HashMap<LockName, Weak<tokio::sync::Mutex<()>>>>,
-    /// The server of each database, once it was asked. It may not know.
+    /// The server of each database, after it was asked. The inner `None`: the server has no
+    /// identity.
     servers: Mutex<Vec<Option<Option<String>>>>,
 }
 
@@ -34,7 +35,7 @@ impl Nodes {
         Self { locks, all, rejoin_after, turns: Mutex::default(), servers }
     }
 
-    /// Returns how many databases must grant a name.
+    /// Returns the number of databases that must grant a name.
     pub(super) fn needed(&self) -> usize {
         if self.all { self.locks.len() } else { self.locks.len() / 2 + 1 }
     }
@@ -65,7 +66,7 @@ impl Nodes {
         if has_duplicate(&self.known_servers()) { Err(SAME_SERVER) } else { Ok(()) }
     }
 
-    /// Returns whether a database was asked for its server.
+    /// Returns whether a database was already asked for its server.
     pub(super) fn is_server_known(&self, node: usize) -> bool {
         let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
         servers.get(node).is_some_and(Option::is_some)
@@ -88,7 +89,7 @@ impl Nodes {
         answered: usize,
         mut errors: Vec<(usize, Error)>,
     ) -> Error {
-        // An error that another attempt would not cure comes first.
+        // An error that another attempt would not resolve comes first.
         if let Some(i) = errors.iter().position(|(_, error)| !error.is_retryable()) {
             return errors.swap_remove(i).1;
         }

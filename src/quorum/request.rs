@@ -24,9 +24,9 @@ const MAX_ATTEMPTS: u32 = 4;
 /// Nothing is sent until one of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and
 /// [`run`](Self::run) is awaited.
 ///
-/// A database that was down and comes back is asked for its lease unless [`renew`](Self::renew) is
-/// off. [`max_hold`](Self::max_hold) and [`hold_at_least`](Self::hold_at_least) count from the
-/// moment at which the majority was complete.
+/// A database that was down and comes back joins the lease unless [`renew`](Self::renew) is off.
+/// [`max_hold`](Self::max_hold) and [`hold_at_least`](Self::hold_at_least) count from the
+/// completion of the majority.
 #[derive(Clone)]
 #[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct QuorumRequest {
@@ -69,8 +69,8 @@ impl QuorumRequest {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind on any database: all grants, also those that
-    /// arrive later, are released in the background.
+    /// Dropping the future leaves nothing behind on any database: all grants, including later ones,
+    /// are released in the background.
     pub async fn acquire(self) -> Result<QuorumLease> {
         let start = Instant::now();
         let name = self.check()?;
@@ -126,11 +126,11 @@ impl QuorumRequest {
         }
     }
 
-    /// Acquires the lease if a majority grants it now. Returns `None` when another owner holds it,
-    /// or is about to.
+    /// Acquires the lease if a majority grants it now. Returns `None` when another owner holds it
+    /// or is acquiring it.
     ///
-    /// Several clients that try a free name at the same moment may split the votes. Then they try
-    /// again a few times, at random intervals; possibly none of them acquires it.
+    /// Several clients that try a free name at the same moment may split the votes. They then try
+    /// again a few times, at random intervals; possibly no client acquires the name.
     ///
     /// # Errors
     ///
@@ -160,8 +160,8 @@ impl QuorumRequest {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before the
-    /// work.
+    /// The errors of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before
+    /// the work.
     ///
     /// # Cancel safety
     ///
@@ -185,8 +185,8 @@ impl QuorumRequest {
         LockName::new(&*self.name)
     }
 
-    /// Asks all databases once, with a limit for each. The outer error is one that another attempt
-    /// would not cure.
+    /// Asks all databases once, with a limit for each. Another attempt would not resolve the outer
+    /// error.
     async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, NotAcquired>> {
         let within = within.unwrap_or(Duration::MAX).min(self.options.node_timeout());
         let owner = Owner::random();

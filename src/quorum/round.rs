@@ -16,14 +16,14 @@ use crate::operation::{ReadOrigin, Uptime};
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
-/// The shortest time that slower databases are given.
+/// The shortest time that slower databases have to answer.
 const MIN_GRACE: Duration = Duration::from_millis(10);
 
 /// The votes of one request. Dropping it releases grants that arrive later.
 pub(super) struct Round {
     nodes: Arc<Nodes>,
     name: LockName,
-    /// The same on all databases, so that people see which leases belong together.
+    /// The owner on all databases, so that people see which leases belong together.
     owner: Owner,
     pub(super) options: QuorumOptions,
     answers: JoinSet<Answer>,
@@ -76,8 +76,8 @@ impl Round {
         });
     }
 
-    /// Returns the next answer. Pending while none is expected. A vote has at least the token of
-    /// the round.
+    /// Returns the next answer. Pending while no answer is expected. A vote has at least the token
+    /// of the round.
     pub(super) async fn next_answer(&mut self, within: Duration) -> Answer {
         loop {
             let (node, answer) = match self.answers.join_next().await {
@@ -125,7 +125,7 @@ impl Round {
             let answered = granted.len() + refused;
             // Enough databases have answered to call the name taken.
             let known = answered >= needed || refused > self.nodes.locks.len() - needed;
-            // A database on the server of another one is found by the answers of both.
+            // The answers of two databases show whether they are on the same server.
             let may_repeat =
                 (0..self.pending.len()).any(|node| self.pending[node] && !self.nodes.is_server_known(node));
             if granted.len() + pending < needed && (known && !may_repeat || pending == 0) {
@@ -134,8 +134,8 @@ impl Round {
                 }
                 return Outcome::Unreachable(self.nodes.no_majority("acquire a majority", answered, errors));
             }
-            // A database that is down must not block the votes of the others: once enough have
-            // answered, the rest gets as much time again.
+            // A database that is down must not block the votes of the others: after enough answers,
+            // the rest gets as much time again.
             let hurry = known && self.token.is_none();
             let grace = match (hurry, until) {
                 (false, _) => within,
@@ -178,7 +178,7 @@ fn no_answer_error(within: Duration) -> Error {
     Error::Unavailable { attempted: "acquire", reason, source: None }
 }
 
-/// Returns the vote of a database, if it may vote.
+/// Returns the vote of a database, if the database may vote.
 async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, ttl: Duration) -> Result<Option<Lease>> {
     let asked = Moment::now();
     let client = nodes.locks[node].client();
@@ -189,12 +189,12 @@ async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, ttl: Duration) 
         }
         return Ok(None);
     };
-    // After the grant: a loss of data or a restart in between shows.
+    // The age is read after the grant, to reveal a loss of data or a restart in between.
     let before = |age: Duration| age.saturating_sub(Moment::now().since(asked));
     let origin = client.run(ReadOrigin).await?;
     nodes.record_server(node, origin.server)?;
     let least = ttl.max(nodes.rejoin_after.unwrap_or_default());
-    // One database alone is not the memory of others.
+    // A single database cannot have replaced another member, so its age does not matter.
     if let Some(age) = origin.age.map(before).filter(|age| *age < least && nodes.locks.len() > 1) {
         return Err(no_vote_error(format!("its tables were created {age:.0?} ago, and it votes after {least:?}")));
     }

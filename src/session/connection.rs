@@ -1,4 +1,4 @@
-//! The connection that session locks live on.
+//! The connection of all session locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::backend::{SessionLocks, StoreFuture};
 use crate::clock::Moment;
 use crate::error::{Fault, LossCause, no_answer_within};
 
-/// How often the connection proves that its session, or its directory of files, is still there.
+/// How often the connection proves that its session, or its directory of files, still exists.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// How long the connection stays open after the last lock: a client often locks again soon.
@@ -24,7 +24,7 @@ pub(super) struct SessionConnection {
     guard: DisconnectGuard,
     /// When the last answered statement was sent.
     confirmed_at: Instant,
-    /// How many names are locked.
+    /// The number of locked names.
     locked: usize,
     /// Since when no name is locked.
     idle_since: Instant,
@@ -83,7 +83,7 @@ impl SessionConnection {
         statement: impl FnOnce(&'a mut dyn SessionLocks) -> StoreFuture<'a, T>,
     ) -> Result<T, Failure> {
         let liveness = &self.guard.0;
-        // A shorter limit would give up locks that the server may still hold for this session.
+        // A shorter limit would abandon locks that the server may still hold for this session.
         let limit = if self.locked == 0 { ANSWER_WITHIN } else { liveness.remaining() };
         let (sent_at, sent) = (Moment::now(), Instant::now());
         let has_session = self.locks.session_timeout().is_some();
@@ -114,8 +114,8 @@ impl SessionConnection {
     }
 }
 
-/// Marks all locks of a connection as lost when the connection is dropped, also when the runtime
-/// ends.
+/// Marks all locks of a connection as lost when the connection is dropped, including at the end of
+/// the runtime.
 struct DisconnectGuard(Arc<Liveness>);
 
 impl Drop for DisconnectGuard {

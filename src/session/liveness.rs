@@ -2,7 +2,7 @@
 //!
 //! As with a lease, the deadline counts from the moment *before* the answered statement was sent,
 //! on a clock that counts suspend, and ends before the server gives up a silent session. So the
-//! holder knows first.
+//! holder notices the loss first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment, reliance};
 use crate::error::LossCause;
 
-/// The state that all locks of one connection share: they are lost together.
+/// The state that all locks of one connection share, because they are lost together.
 pub(super) struct Liveness {
     /// How long the session outlives silence. `None`: for ever.
     max_silence: Option<Duration>,
@@ -60,7 +60,7 @@ impl Liveness {
         loop {
             let ended = self.ended.notified();
             tokio::pin!(ended);
-            // From here on no end is missed, also one between the check and the wait.
+            // From here on no end is missed, not even between the check and the wait.
             ended.as_mut().enable();
             if let Some(cause) = self.loss() {
                 return cause;

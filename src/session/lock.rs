@@ -14,22 +14,22 @@ use crate::name::LockName;
 /// deleted, another process can take a name at once, and its holder learns of it within about a
 /// second.
 ///
-/// Compared with a [lease](crate::Lease) it is cheap, because nothing is written, and the death of
-/// its holder frees it at once. In return it has no token, cannot [fence](crate::Lease::fence), and
-/// ends with the connection: a restart or failover of the database ends it, and so does a network
-/// that is silent for 15 seconds. Take it for short work that may be done twice when something
-/// breaks; take a lease where that matters.
+/// Compared with a [lease](crate::Lease), a session lock is cheap, because nothing is written, and
+/// the death of its holder frees it at once. In return it has no token, cannot
+/// [fence](crate::Lease::fence), and ends with the connection: a restart or failover of the
+/// database ends it, and so does a network that is silent for 15 seconds. Take a session lock for
+/// short work that may be done twice after a failure, and a lease for all other work.
 ///
 /// All session locks of a client live on one connection of their own, which is opened for the first
 /// lock and closed some seconds after the last. The client proves every second that the connection
 /// is alive. A client may hold thousands of locks, but PostgreSQL has a table of limited size for
 /// all locks of all its clients (`max_locks_per_transaction`).
 ///
-/// Names are those of leases, yet a session lock and a lease of one name are independent. On
-/// PostgreSQL they belong to the current schema, on MySQL and MariaDB to the current database, on
-/// SQLite to the file.
+/// Names follow the rules of leases, but a session lock and a lease of one name are independent.
+/// Names of session locks belong to the current schema on PostgreSQL, to the current database on
+/// MySQL and MariaDB, and to the file on SQLite.
 ///
-/// Where such a lock would not keep others out, acquiring it fails with [`Error::Unsupported`]:
+/// Acquiring fails with [`Error::Unsupported`] where a session lock would not exclude others:
 /// behind a pooler (which lends one session to many clients), on a standby or a read-only replica,
 /// on Galera and Group Replication (whose nodes do not share such locks), in a SQLite database in
 /// memory. Leases work there, except on a standby or replica.
@@ -52,10 +52,11 @@ impl SessionLock {
         &self.grant.name
     }
 
-    /// Returns whether the lock is certainly still held. It reads a clock and does no I/O.
+    /// Returns whether the lock is certainly still held. Reads a clock and does no I/O.
     ///
-    /// It turns false before the server could give the name to another client because this one was
-    /// silent; when the server ends the connection of its own accord, within about a second.
+    /// The result turns false before the server could give the name to another client because this
+    /// one was silent; after the server ends the connection of its own accord, within about a
+    /// second.
     pub fn is_held(&self) -> bool {
         self.grant.liveness.loss().is_none()
     }
@@ -67,19 +68,19 @@ impl SessionLock {
     ///
     /// # Cancel safety
     ///
-    /// It can be called again.
+    /// The call can be repeated.
     pub async fn lost(&self) -> LossCause {
         self.grant.liveness.lost().await
     }
 
-    /// Releases the lock, and returns an error if it was not held to the end. When this returns,
-    /// others can acquire the name.
+    /// Releases the lock, and returns an error if it was not held to the end. Others can acquire
+    /// the name after the return.
     ///
     /// # Errors
     ///
     /// [`Error::SessionLost`]: the lock had ended before, or the server did not confirm the
-    /// release. The client has closed its connection then, so the lock ends as soon as the server
-    /// notices.
+    /// release. In that case the client has closed its connection, so the lock ends as soon as the
+    /// server notices.
     ///
     /// # Cancel safety
     ///

@@ -32,7 +32,7 @@ impl SessionManager {
             State::Running(messages) => Ok(messages.clone()),
             State::Closed => Err(Error::Closed),
             State::Idle => {
-                // Panics outside of a runtime, before anything has changed.
+                // Outside of a runtime this panics before any change.
                 let runtime = tokio::runtime::Handle::current();
                 let (messages, inbox) = unbounded_channel();
                 runtime.spawn(SessionTask::new(Arc::clone(backend), messages.downgrade()).run(inbox));
@@ -57,7 +57,8 @@ impl SessionManager {
         }
     }
 
-    /// Ends all locks and all waits at once. The future completes when the server has confirmed it.
+    /// Ends all locks and all waits at once. The future completes when the server has confirmed the
+    /// end.
     pub(crate) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (done, closed) = oneshot::channel();

@@ -16,11 +16,11 @@ use crate::client::Client;
 use crate::error::{Error, Result, no_answer_within};
 use crate::name::LockName;
 
-/// How long a try waits for the database: longer than it takes to give up a connection and to find
-/// no other.
+/// How long a try waits for the database: long enough to give up a connection and fail to open
+/// another.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a request attempts, in an error.
+/// The operation of a request, for errors.
 const ACQUIRE: &str = "acquire a session lock";
 
 /// A wait that is as short as a round trip says nothing about the database.
@@ -54,15 +54,15 @@ impl SessionRequest {
     }
 
     /// Shares the name with other shared locks. An exclusive request waits until no shared lock is
-    /// left, and between clients later shared requests do not wait for it. MySQL and MariaDB have
-    /// no such locks: there, acquiring fails with [`Error::Unsupported`].
+    /// left; later shared requests of other clients do not wait for the exclusive one. MySQL and
+    /// MariaDB have no shared locks: acquiring fails with [`Error::Unsupported`].
     pub fn shared(mut self) -> Self {
         self.shared = true;
         self
     }
 
-    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without it,
-    /// [`acquire`](Self::acquire) waits for as long as it takes.
+    /// Waits at most this long, then fails with [`Error::Timeout`]. Zero asks once. Without a
+    /// limit, [`acquire`](Self::acquire) waits for as long as it takes.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = Some(at_most);
         self
@@ -76,10 +76,10 @@ impl SessionRequest {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when [`wait`](Self::wait) ran out. [`Error::Unavailable`] when the
-    /// database could not be reached for some seconds. [`Error::Unsupported`] where such a lock
-    /// would not keep others out: see [`SessionLock`]. [`Error::InvalidName`], [`Error::Closed`],
-    /// or [`Error::Database`].
+    /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached.
+    /// [`Error::Unavailable`] when the database could not be reached for some seconds.
+    /// [`Error::Unsupported`] where a session lock would not exclude others: see [`SessionLock`].
+    /// [`Error::InvalidName`], [`Error::Closed`], or [`Error::Database`].
     ///
     /// # Cancel safety
     ///
@@ -118,14 +118,16 @@ impl SessionRequest {
         self.send(true)?.answer_within_timeout().await
     }
 
-    /// Returns the sessions that hold the name now, shared and exclusive ones: for people and their
-    /// tools. It opens a connection for this call.
+    /// Returns the sessions that hold the name now, shared and exclusive ones, for people and their
+    /// tools. Opens a connection for this call.
     ///
-    /// The server knows a hash of each name, so it is asked about one name; there is no list of all.
-    /// It does not know the requests that wait, because they ask again and again. To end a session
-    /// with all its locks: `SELECT pg_terminate_backend(id)`, or `KILL id`.
+    /// The server knows only a hash of each name, so a call asks about one name, and there is no
+    /// list of all names. The server does not know the waiting requests, because they ask
+    /// repeatedly. To end a session with all its locks: `SELECT pg_terminate_backend(id)`, or `KILL
+    /// id`.
     ///
-    /// On SQLite it needs Linux, where it shows the processes on this host that this one may see.
+    /// On SQLite the call needs Linux, and returns the processes of this host that are visible to
+    /// this process.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -143,7 +145,7 @@ impl SessionRequest {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn holders(self) -> Result<Vec<SessionHolder>> {
         let name = LockName::new(self.name)?;
         let holders = self.client.backend.session_holders(&name);
@@ -174,7 +176,7 @@ impl fmt::Debug for SessionRequest {
     }
 }
 
-/// A request that has been sent. Dropping it cancels it.
+/// A sent request. Dropping it cancels it.
 struct PendingRequest {
     name: LockName,
     messages: UnboundedSender<Message>,
@@ -191,12 +193,13 @@ impl PendingRequest {
         Ok(answer.unwrap_or(Err(Error::Closed))?.map(SessionLock::new))
     }
 
-    /// Waits for the answer to a try, which must not wait for the database for ever.
+    /// Waits for the answer to a try, with a limit for the database.
     async fn answer_within_timeout(&mut self) -> Result<Option<SessionLock>> {
         timeout(TRY_TIMEOUT, self.answer()).await.unwrap_or_else(|_| Err(no_answer_error(ACQUIRE, TRY_TIMEOUT)))
     }
 
-    /// Makes the error of a wait that ran out. Without a known holder, the database did not answer.
+    /// Makes the error of a wait that reached its limit. Without a known holder, the database did
+    /// not answer.
     fn timeout_error(&self, waited: Duration) -> Error {
         if self.is_contended.load(Ordering::Acquire) || waited < ROUND_TRIP {
             return Error::Timeout { name: self.name.clone(), waited };

@@ -1,8 +1,8 @@
 //! The task that owns the connection of all session locks of a client and sends every statement.
 //!
-//! A dropped future therefore abandons no statement. A server grants a session again what the
-//! session already holds, so the task decides exclusion among the callers of one client: it asks
-//! the server for a name only when no caller of this client holds it.
+//! A dropped future therefore abandons no statement. A server grants a session a lock again that
+//! the session already holds, so the task decides exclusion among the callers of one client: it
+//! asks the server for a name only when no caller of this client holds the name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(super) struct SessionTask {
     connection: Option<SessionConnection>,
     /// Every request is refused.
     is_draining: bool,
-    /// Used when no lock is held.
+    /// Notified when no lock is held.
     drains: Vec<oneshot::Sender<()>>,
 }
 
@@ -85,7 +85,7 @@ impl SessionTask {
                 }
                 None => return self.close(LossCause::Disconnected).await,
             }
-            // A full inbox must not delay what is due.
+            // A full inbox must not delay due names.
             if self.next_due().is_some_and(|due| due <= Instant::now()) {
                 self.run_due().await;
             }
@@ -212,7 +212,8 @@ impl SessionTask {
         self.schedule_name(name, Some(due));
     }
 
-    /// Returns when to ask again after an error. `None`: the callers have received the error.
+    /// Handles an error, and returns when to ask again. `None`: the callers have received the
+    /// error.
     fn fail_first(&mut self, name: &LockName, error: Error) -> Option<Instant> {
         let state = self.names.get_mut(name)?;
         let first = state.waiters.pop_front()?;
@@ -254,7 +255,7 @@ impl SessionTask {
         }
     }
 
-    /// Returns the connection, and opens it first where necessary.
+    /// Returns the connection, and opens it first if necessary.
     async fn connect(&mut self) -> Result<&mut SessionConnection> {
         let connection = match self.connection.take() {
             Some(connection) => connection,

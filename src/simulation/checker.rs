@@ -16,16 +16,16 @@ pub(super) struct Belief {
     pub(super) owner: Owner,
     pub(super) mode: Mode,
     pub(super) token: FencingToken,
-    /// The token that a raise may have given it, of which no answer has come.
+    /// The token of an unanswered raise, which the lease may have.
     pub(super) may_have: Option<FencingToken>,
-    /// Whether a heartbeat renews it.
+    /// Whether a heartbeat renews the lease.
     pub(super) is_kept: bool,
-    /// Until when the caller believes in it, in virtual time.
+    /// Until when the caller believes in the lease, in virtual time.
     pub(super) until: u64,
 }
 
-/// Checks that no two beliefs in one name exclude each other, and that no more permits are held
-/// than there are.
+/// Checks that no two beliefs in one name exclude each other, and that no semaphore has too many
+/// held permits.
 pub(super) fn exclusion<'a>(now: u64, beliefs: impl Iterator<Item = &'a Belief>) -> Result<(), String> {
     let held: Vec<&Belief> = beliefs.filter(|belief| belief.until > now).collect();
     for (i, a) in held.iter().enumerate() {

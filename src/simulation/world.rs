@@ -101,7 +101,7 @@ enum ActorState {
         since: u64,
         is_try: bool,
         patient: bool,
-        /// The exported lease that it resumes.
+        /// The exported lease that the actor resumes.
         resumes: Option<Exported>,
     },
     /// The caller waits for a change of its lease.
@@ -308,7 +308,7 @@ impl World {
 
     // ---- events
 
-    /// Notes that a fault may delay a client until then.
+    /// Notes that a fault may delay a client until `until`.
     fn disturb(&mut self, client: usize, until: u64) {
         let disturbed_at = &mut self.clients[client].disturbed_at;
         *disturbed_at = until.max(*disturbed_at);

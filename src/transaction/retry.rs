@@ -17,10 +17,10 @@ use crate::error::{Error, Fault, report};
 
 pub use super::work_error::WorkError;
 
-/// How often a transaction is begun, unless [`Retry::attempts`] says otherwise.
+/// The most attempts at a transaction, unless [`Retry::attempts`] sets them.
 const MAX_ATTEMPTS: u32 = 10;
 
-/// How long new attempts are begun, unless [`Retry::within`] says otherwise.
+/// The time in which new attempts begin, unless [`Retry::within`] sets it.
 const MAX_ELAPSED: Duration = Duration::from_secs(10);
 
 /// The pauses between attempts. The first is about as long as the rival's commit takes.
@@ -61,18 +61,18 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///
 /// # What is rerun
 ///
-/// The closure's error decides, or one of its [sources](std::error::Error::source), so it may be of
-/// [any type](WorkError) that shows its sources:
+/// The closure's error, or one of its [sources](std::error::Error::source), decides, so the error
+/// may be of [any type](WorkError) that shows its sources:
 ///
-/// - an error of this crate that [is a conflict](Error::is_conflict): another version, a snapshot
-///   that is too old;
+/// - an error of this crate that [is a conflict](Error::is_conflict): another version, an outdated
+///   snapshot;
 /// - a deadlock that the database broke by aborting this transaction (PostgreSQL 40P01, MySQL
 ///   1213);
 /// - a serialization failure (40001, MariaDB's 1020), also at the commit;
 /// - SQLite's `SQLITE_BUSY` and `SQLITE_LOCKED`.
 ///
 /// Every other error ends the run at once: a lock wait timeout, a lost connection, a violated
-/// constraint. A commit whose outcome is not known ends it with [`Error::CommitUnknown`].
+/// constraint. A commit with an unknown outcome ends the run with [`Error::CommitUnknown`].
 ///
 /// # Rules for the closure
 ///
@@ -85,8 +85,8 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///   into a savepoint: `tx.begin()`.)
 /// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
 ///   the run then ends with the same error (while the transaction runs, `autocommit` is off in its
-///   session there). PostgreSQL does not report it, and SQLite refuses the `COMMIT` that follows:
-///   the part that was committed inside has taken effect there.
+///   session there). PostgreSQL does not report such an end, and SQLite refuses the `COMMIT` that
+///   follows: on both, the part that was committed inside has taken effect.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
@@ -125,17 +125,17 @@ impl Retry {
     }
 
     /// Begins a transaction, calls the closure with it, and commits. When the closure returns an
-    /// error, it rolls back, and begins another attempt if that error is [a concurrent
+    /// error, `run` rolls back, and begins another attempt if that error is [a concurrent
     /// change](Self#what-is-rerun). Between attempts it pauses for 1 to 100 milliseconds.
     ///
     /// Each attempt calls a clone of the closure. Values captured by reference are shared.
     ///
     /// # Errors
     ///
-    /// The closure's own, as it is; after the last attempt that is [a concurrent
-    /// change](Self#what-is-rerun). An [`Error`] of this crate, in the closure's type: that of a
-    /// connection that could not be opened, or of a commit that was refused; nothing took effect.
-    /// [`Error::CommitUnknown`], which no other call returns: the transaction may have taken effect.
+    /// The closure's own error, unchanged; after the last attempt it is [a concurrent
+    /// change](Self#what-is-rerun). An [`Error`] of this crate, in the closure's type, for a
+    /// connection that could not be opened or a refused commit; nothing took effect.
+    /// [`Error::CommitUnknown`]: the transaction may have taken effect.
     ///
     /// # Cancel safety
     ///
@@ -151,8 +151,8 @@ impl Retry {
         DB: Database,
         E: From<Error> + WorkError<Kind>,
         Kind: ?Sized,
-        // Not AsyncFnMut: the future of one that captures anything cannot be seen to be Send, as of
-        // Rust 1.95.
+        // AsyncFnMut does not work: as of Rust 1.95, the compiler cannot prove that the future of a
+        // capturing closure is Send.
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
         let mut attempts = self.start_attempts();
@@ -170,7 +170,7 @@ impl Retry {
         }
     }
 
-    /// Starts to count attempts, from the first one.
+    /// Starts counting attempts, with the first one.
     pub(crate) fn start_attempts(&self) -> Attempts<'_> {
         Attempts { retry: self, start: Instant::now(), pauses: PAUSE, begun: 1 }
     }
@@ -219,8 +219,8 @@ impl Retry {
                 }
             },
             Err(error) => {
-                // At once, not when the connection is used next: other transactions wait for its
-                // locks.
+                // The rollback runs now, not at the next use of the connection, because other
+                // transactions wait for its locks.
                 pooled.is_clean = end_transaction::<DB>(tx, Ending::Rollback).await.is_ok();
                 Err(AttemptEnd::from_error(error))
             }
@@ -273,15 +273,15 @@ impl Attempts<'_> {
     }
 }
 
-/// How an attempt ended without a commit.
+/// The end of an attempt without a commit.
 pub(crate) enum AttemptEnd<E> {
-    /// A concurrent change ended it.
+    /// A concurrent change ended the attempt.
     Conflict(RunError<E>),
-    /// A statement of the closure rolled it back or committed it.
+    /// A statement of the closure rolled back or committed the transaction.
     EndedByWork(sqlx::Error),
     /// The connection was lost during the commit.
     CommitUnknown(sqlx::Error),
-    /// Another attempt would not cure it.
+    /// Another attempt would fail in the same way.
     Final(RunError<E>),
 }
 
@@ -289,7 +289,7 @@ pub(crate) enum AttemptEnd<E> {
 const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
                             error was not returned) or committed it (DDL, or a COMMIT)";
 
-/// Ends a transaction. Returns `false` when it had ended before its commit.
+/// Ends a transaction. Returns `false` when the transaction had ended before its commit.
 async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
     match (DB::end_transaction(&mut tx, ending).await?, ending) {
         (EndOutcome::StillOpen, Ending::Commit) => tx.commit().await.map(|()| true),
@@ -316,9 +316,9 @@ async fn check_open<DB: Database>(conn: &mut DB::Connection) -> Result<(), sqlx:
 }
 
 /// A connection of the pool, which returns to the pool only without an open statement or
-/// transaction. sqlx would roll back and reuse it, but on MySQL a connection that was interrupted
-/// while it prepared a statement answers nothing more, and on PostgreSQL an interrupted BEGIN may
-/// leave it in a transaction.
+/// transaction. sqlx would roll back and reuse the connection, but on MySQL a connection that was
+/// interrupted while it prepared a statement answers nothing more, and on PostgreSQL an interrupted
+/// BEGIN may leave a transaction open.
 ///
 /// A connection of SQLite is kept, because a database in memory ends with it. Its transaction is
 /// ended instead.
@@ -336,7 +336,7 @@ impl<DB: Database> Drop for PooledConnection<DB> {
         if self.is_clean && DB::TransactionManager::get_transaction_depth(&connection) == 0 {
             return;
         }
-        // As sqlx does when a connection goes back to its pool.
+        // A task, as sqlx spawns when a connection goes back to its pool.
         tokio::spawn(async move {
             if !matches!(DB::reset(&mut connection).await, Ok(true)) {
                 connection.close_on_drop();

@@ -17,7 +17,7 @@ const MAX_ENSURED: usize = 10_000;
 #[derive(Default)]
 pub(crate) struct RowCache {
     ensured: Mutex<HashMap<LockName, Moment>>,
-    /// By table, column and the other columns of its key.
+    /// The columns by table, column and the other columns of its key.
     columns: Mutex<HashMap<(String, Vec<String>), Column>>,
 }
 

@@ -22,7 +22,7 @@ const NAMED_ROWS: &str = "sqlock_row";
 /// Locks a name with `SELECT … FOR UPDATE` (on PostgreSQL `FOR NO KEY UPDATE`) on a row of its own,
 /// which is created when it is missing. Made with [`Locks::row`](crate::Locks::row).
 ///
-/// The lock is held until the transaction commits or rolls back: it needs no TTL and no renewal,
+/// The lock is held until the transaction commits or rolls back. It needs no TTL and no renewal,
 /// and the database ends it when the connection is lost. (On PostgreSQL, rolling back to a
 /// savepoint releases a lock taken inside it.) The same transaction may lock a name again. The
 /// database decides the order of waiters.
@@ -37,16 +37,16 @@ const NAMED_ROWS: &str = "sqlock_row";
 /// # }
 /// ```
 ///
-/// It costs one statement in the transaction, and about once a minute a statement of the client
+/// A lock costs one statement in the transaction, and about once a minute a statement of the client
 /// that ensures the row. Two transactions that lock two names in opposite order deadlock, as with
 /// any rows: the database aborts one of them with an error for which
 /// [`is_conflict`](crate::Error::is_conflict) holds. Lock in one order, or [run it
 /// again](crate::retry::Retry).
 ///
 /// **At isolation levels above READ COMMITTED** a transaction reads as of its first statement. On
-/// PostgreSQL the lock counts as that statement: a transaction that waited for another one is
+/// PostgreSQL the lock counts as the first statement: a transaction that waited for another one is
 /// refused with [`RowError::StaleSnapshot`] and must be run again (the lock writes its row there,
-/// which costs one more statement). On InnoDB the first plain SELECT counts, so lock before
+/// which costs one more statement). On InnoDB only the first plain SELECT counts, so lock before
 /// reading. Use the same level in all transactions that lock a name.
 ///
 /// **On SQLite the write lock of the database is the row lock**: begin the transaction with `BEGIN
@@ -95,13 +95,13 @@ impl RowLock {
     /// began to read before the row was created. [`Error::Database`](crate::Error::Database) when
     /// the database aborted the transaction, or the session's own statement timeout ended the
     /// statement; [`Error::Unavailable`](crate::Error::Unavailable),
-    /// [`Error::NotMigrated`](crate::Error::NotMigrated). After any other error than a timeout,
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated). After any error other than a timeout,
     /// roll back.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves the transaction in an unknown state, as with any of its
-    /// statements: roll back. The database goes on waiting for the row, and the connection for the
+    /// statements: roll back. The database still waits for the row, and the connection for the
     /// answer. So limit a wait with [`wait`](Self::wait), not by dropping the future.
     pub async fn lock<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
         let name = LockName::new(&*self.name)?;
@@ -131,8 +131,8 @@ impl RowLock {
             take_write_lock(tx, self.shared, &Table::new("sqlock_lease")?, &table).await?;
             return Ok(true);
         }
-        // On a connection of the client, and before the transaction's SELECT, which may take its
-        // snapshot.
+        // The statement runs on a connection of the client, before the transaction's SELECT, which
+        // may take its snapshot.
         ensure_row(&self.client, name).await?;
         let push_by_name = |query: &mut QueryBuilder<DB>| DB::push_named_row(query, name.as_str());
         let locking = Locking { shared: self.shared, key_update: false, wait };

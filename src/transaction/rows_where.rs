@@ -74,7 +74,7 @@ impl RowsWhere {
         self
     }
 
-    /// Limits the number of rows, in the order that the condition ends with.
+    /// Limits the number of rows, in the order at the end of the condition.
     pub fn limit(mut self, rows: u32) -> Self {
         self.rows = self.rows.limit(rows);
         self

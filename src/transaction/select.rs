@@ -22,7 +22,7 @@ pub(super) fn wait_mode(wait: Option<Duration>) -> Wait {
     }
 }
 
-/// Returns the way of trying a single row that leaves the transaction usable.
+/// Returns the wait for trying a single row that leaves the transaction usable.
 pub(super) fn no_wait<DB: Database>() -> Wait {
     if DB::ERRORS_ABORT { Wait::SkipLocked } else { Wait::Never }
 }

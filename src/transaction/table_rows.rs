@@ -22,7 +22,7 @@ use crate::error::{Result, RowError};
 /// locks other rows as well. The client checks this once for each table. On MySQL and MariaDB the
 /// index must be visible and a B-tree, and the key of the column's class: a number for a number,
 /// text for text. On PostgreSQL the table may be partitioned, but no other table may inherit from
-/// it, because the index does not cover that one's rows.
+/// it, because the index does not cover the rows of the inheriting table.
 ///
 /// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other
 /// transactions may insert rows that refer to this row by a foreign key, unless
@@ -147,7 +147,7 @@ impl<K, const N: usize> RowOf<K, N> {
         Err(row_error(&table, RowError::NoSuchRow))
     }
 
-    /// Checks the columns, their index and the types of the key before anything is locked. Returns
+    /// Checks the columns, their index and the types of the key before any row is locked. Returns
     /// the quoted names of the columns.
     async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<(Table, Vec<String>)>
     where
@@ -197,7 +197,7 @@ fn check_lookup<DB: Database>(table: &Table, columns: &str, column: &Column, key
 ///
 /// The rows are locked in the order of their keys, in whatever order the caller names them, so two
 /// transactions that lock the same rows never deadlock over them. The keys must have an owned type
-/// (`String`, not `&str`), the same in all programs. Otherwise as [`RowOf`].
+/// (`String`, not `&str`), the same in all programs. Otherwise these locks work as [`RowOf`].
 ///
 /// ```
 /// # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
@@ -266,10 +266,10 @@ impl<K> RowsOf<K> {
     /// Locks the rows in this transaction, and returns the keys of the locked rows, in order. Keys
     /// without a row are left out.
     ///
-    /// On PostgreSQL and SQLite it is one statement for all, in the database's order of keys. On
-    /// MySQL and MariaDB it is one for each key, because for a statement with several keys InnoDB
-    /// may scan, and lock, the whole table. The keys are in their order in Rust, and texts in that
-    /// of the column's collation, for which one more statement asks.
+    /// PostgreSQL and SQLite get one statement for all keys, in the database's order of keys. MySQL
+    /// and MariaDB get one statement for each key, because InnoDB may scan, and lock, the whole
+    /// table for a statement with several keys. The keys are in their Rust order, and texts in the
+    /// order of the column's collation, which one more statement queries.
     ///
     /// At REPEATABLE READ, the default on MySQL and MariaDB, a key without a row locks the gap where
     /// it would be. Two transactions can both lock one gap, and then deadlock when both insert
@@ -332,7 +332,7 @@ impl<K> RowsOf<K> {
         Locking { shared: self.shared, key_update: self.key_update, wait }
     }
 
-    /// Checks the column, its index and the type of the key before anything is locked.
+    /// Checks the column, its index and the type of the key before any row is locked.
     async fn check<DB>(&self, tx: &mut Transaction<'_, DB>) -> Result<(Target, Option<String>)>
     where
         DB: Database,

@@ -68,8 +68,8 @@ pub(super) async fn read_column<DB: Database>(
     if let Some(column) = client.row_cache.column(&key) {
         return Ok(column);
     }
-    // In the caller's transaction, which resolves names by its own search path and sees tables that
-    // it has just created.
+    // The lookup runs in the caller's transaction, which resolves names by its own search path and
+    // sees tables that it has just created.
     let found = DB::column(tx, table, columns).await.map_err(|e| Error::from_sqlx("look a table up", e))?;
     let found = match found {
         ColumnLookup::Found(column) => Some(column),
@@ -90,7 +90,7 @@ pub(super) async fn read_column<DB: Database>(
     Ok(found)
 }
 
-/// Returns an error for a transaction in which no rows can be locked.
+/// Returns an error if no rows can be locked in the transaction.
 pub(crate) fn check_transaction<DB: Database>(client: &Client, tx: &Transaction<'_, DB>, table: &Table) -> Result<()> {
     if DB::KIND != client.kind {
         return Err(row_error(table, RowError::OtherDatabase));

@@ -1,5 +1,5 @@
-//! A version column: a row of the caller's own table is written only if it is unchanged since it
-//! was read.
+//! A version column, to write a row of the caller's own table only if it is unchanged since it was
+//! read.
 //!
 //! [`Versioned`] has an example. Which one when: [the table of calls](crate#which-call).
 
@@ -20,7 +20,7 @@ use crate::error::{Error, Result, RowError};
 pub use crate::error::Overtaken;
 
 /// A table of the caller's own whose rows have a version: a number that rises with each update. A
-/// write names the version that was read, and fails with [`Error::Conflict`] if the row was written
+/// write has the version that was read, and fails with [`Error::Conflict`] if the row was written
 /// meanwhile. No lock is held between the read and the write, so a user may take all day.
 ///
 /// ```
@@ -63,9 +63,9 @@ pub use crate::error::Overtaken;
 ///
 /// # On a pool, or in a transaction
 ///
-/// The first argument is anything that sqlx acquires a connection from: `&pool`, `&mut tx`, or
-/// `&mut conn`. On a pool, each call is one statement that takes effect by itself. In a transaction
-/// it is part of the transaction; a conflict leaves the transaction usable.
+/// The first argument is any source of a connection for sqlx: `&pool`, `&mut tx`, or `&mut conn`.
+/// On a pool, each call is one statement that takes effect by itself. In a transaction, the call is
+/// part of the transaction; a conflict leaves the transaction usable.
 /// [`Retry`](crate::retry::Retry) repeats the read and the write.
 ///
 /// # The table
@@ -86,9 +86,9 @@ pub use crate::error::Overtaken;
 /// # Isolation levels
 ///
 /// At READ COMMITTED a concurrent change is an [`Error::Conflict`]. At the stricter levels the
-/// database may notice it first, and then refuses the statement (PostgreSQL: 40001; MariaDB: 1020;
-/// SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was not begun with `BEGIN IMMEDIATE`): an
-/// [`Error::Database`], of which [`Error::is_conflict`] says the same.
+/// database may notice the change first, and then refuses the statement (PostgreSQL: 40001;
+/// MariaDB: 1020; SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was not begun with `BEGIN
+/// IMMEDIATE`) with an [`Error::Database`] that also [is a conflict](Error::is_conflict).
 #[derive(Clone, Debug)]
 pub struct Versioned {
     table: Arc<str>,
@@ -96,13 +96,13 @@ pub struct Versioned {
     version: Arc<str>,
 }
 
-/// A row as it was read, with its version.
+/// A row with its version at the time of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VersionedRow<T> {
     /// The row.
     pub value: T,
-    /// The version, which a write of the row names.
+    /// The version, to be passed to a write of the row.
     pub version: i64,
 }
 
@@ -124,7 +124,7 @@ impl Versioned {
         self
     }
 
-    /// Reads a row and its version, if there is such a row.
+    /// Reads a row and its version, if the row exists.
     ///
     /// `T` is read from all columns of the table, in their order. Like sqlx's own
     /// [`query_as`](sqlx::query_as), it must be named: `read::<_, Account>(…)`.
@@ -187,8 +187,8 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Conflict`]: the row has another version, or there is none, and nothing was written.
-    /// The reported version is read afterwards, and may have changed once more. [`Error::Row`] with
+    /// [`Error::Conflict`]: the row has another version or does not exist, and nothing was written.
+    /// The reported version is read afterwards, and may have changed again. [`Error::Row`] with
     /// [`RowError::SeveralRows`]: the key is not unique, and several rows were changed; roll back;
     /// with [`RowError::VersionMaximum`]: the column's type has no next number, and nothing was
     /// written. Otherwise as [`read`](Self::read).
@@ -361,8 +361,8 @@ enum Raises {
     No,
 }
 
-/// Returns whether a version is the greatest number of some integer type: only then the column's own
-/// type is looked for.
+/// Returns whether a version is the greatest number of some integer type: only then the column's
+/// type is looked up.
 fn may_be_greatest(version: i64) -> bool {
     [7, 8, 15, 16, 23, 24, 31, 32, 63].into_iter().any(|bits| version == i64::MAX >> (63 - bits))
 }

@@ -111,7 +111,8 @@ impl<E> From<sqlx::Error> for RunError<E> {
 pub(super) fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        // An error that is transparent for one of this crate shows only the source of that error.
+        // A transparent error of the caller around an error of this crate shows only the source of
+        // that error.
         let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
             || error.is::<Overtaken>()
             || error.downcast_ref() == Some(&RowError::StaleSnapshot)

@@ -17,18 +17,18 @@ use crate::support::{Fresh, SOON, empty, fresh, soon};
 /// A leaked lease of this length is still held when a test times out.
 const LONG: Duration = Duration::from_secs(600);
 
-/// No future here is polled so often.
+/// More polls than any future here needs.
 const ENOUGH: usize = 500;
 
-/// Where a future is dropped: after a number of polls, at once or when it has been woken for the
-/// next one.
+/// The point at which a future is dropped: after a number of polls, at once or when it has been
+/// woken for the next poll.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     polls: usize,
     woken: bool,
 }
 
-/// Drops a future at a point. `Some`: it was done before.
+/// Drops a future at a point. `Some`: the future completed before.
 pub(super) async fn until<F: Future>(point: Point, future: F) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut polls = 0;
@@ -137,7 +137,7 @@ async fn dropped_acquire_by_owner_keeps_outer_hold() {
         done
     })
     .await;
-    // Entering again: the outer hold is not harmed, and ends with its own release.
+    // Entering again leaves the outer hold intact; it ends with its own release.
     everywhere(async |point| {
         let outer = fixture.ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
         let done = until(point, fixture.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
@@ -239,8 +239,7 @@ async fn dropped_run_releases_the_name() {
             tx.rollback().await.expect("rollback");
         });
         let done = until(point, work).await.map(|outcome| outcome.expect("run")).is_some();
-        // The begin of the work itself is not ours, and sqlx's may leave a transaction open when it
-        // is dropped.
+        // The work's own BEGIN is sqlx's, which may leave a transaction open when it is dropped.
         let lease = soon("the name", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         lease.release().await.expect("release");
         fixture.nothing_is_held().await;
@@ -338,7 +337,7 @@ async fn dropped_evict_can_be_repeated() {
         let lease = soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         let done = until(point, fixture.ours.evict("a", lease.token())).await;
         let done = done.map(|evicted| assert!(evicted.expect("evict"))).is_some();
-        // It can be repeated: either this one ends the holding, or the first one has.
+        // The eviction can be repeated: either this call ends the holding, or the first call has.
         fixture.ours.evict("a", lease.token()).await.expect("evict");
         assert!(lease.release().await.expect_err("evicted").is_lost());
         fixture.is_clean().await;
@@ -377,7 +376,7 @@ async fn dropped_resume_can_be_repeated() {
         let done = until(point, fixture.ours.resume(exported.clone())).await;
         match done {
             Some(lease) => lease.expect("resume").release().await.expect("ours to the end"),
-            // It can be resumed again.
+            // The lease can be resumed again.
             None => {
                 let lease = fixture.ours.resume(exported).await.expect("resume");
                 lease.release().await.expect("ours to the end");
@@ -400,7 +399,7 @@ async fn dropped_shutdown_still_releases_leases() {
         let other = soon("the grant", locks.lease("b").ttl(LONG).acquire()).await.expect("acquire");
         let done = until(point, locks.shutdown()).await.map(|outcome| outcome.expect("shutdown")).is_some();
         if point.polls > 0 {
-            // The leases are on their way back although they are still in our hands.
+            // The releases have started although the handles still exist.
             let next = soon("the name", fixture.theirs.lease("b").ttl(LONG).acquire()).await.expect("acquire");
             next.release().await.expect("release");
         }
@@ -421,7 +420,7 @@ async fn dropped_migrate_can_be_repeated() {
         let done = done.map(|migrated| migrated.expect("migrate")).is_some();
         witness.no_transactions().await;
         assert_eq!(witness.advisory_locks().await, 0);
-        // It can be called again, by whomever.
+        // Any client can call it again.
         let again = db.locks().await;
         soon("the migration", again.migrate()).await.expect("migrate");
         again.lease("a").acquire().await.expect("acquire").release().await.expect("release");

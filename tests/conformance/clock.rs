@@ -52,7 +52,7 @@ async fn client_whose_clock_is_wrong(ahead: i64) {
 
 async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     const TTL: Duration = Duration::from_secs(5);
-    // Its holding begins between two of this process, by the one clock that counts, and in the
+    // Its holding begins between two holdings of this process, by the server's clock and in the
     // order of tokens.
     let (_earlier, its_token, _later) = (
         locks.lease("earlier").acquire().await.expect("acquire"),
@@ -65,7 +65,7 @@ async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     assert!(earlier.token < its.token && its.token < later.token);
     assert!(its.remaining <= TTL);
 
-    // It renews, by as much as it should.
+    // The worker renews by the right amount.
     let renewed = renewed(locks, &its).await;
     assert_eq!(renewed.token, its.token);
     assert!(renewed.remaining <= TTL);
@@ -73,7 +73,7 @@ async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     assert!(wrong.status().await.0);
     assert_eq!(wrong.ask("release").await, "released");
 
-    // It waits for others as long as it should.
+    // The worker waits for others for the right time.
     let lease = locks.lease("a").ttl(TTL).renew(false).acquire().await.expect("acquire");
     assert!(lease.token() > its.token);
     let ours = held(locks, "a").await;
@@ -97,8 +97,8 @@ async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
     assert!(second > first);
     let info = held(locks, "a").await;
     assert!(info.remaining > Duration::from_secs(3000), "by our clock: {:?}", info.remaining);
-    // The holder's transaction is refused, and it learns of the loss at its next renewal or its
-    // deadline.
+    // The holder's transaction is refused, and the holder learns of the loss at its next renewal or
+    // its deadline.
     let fenced = right.ask("fenced").await;
     assert!(fenced.starts_with("lost"), "{fenced}");
     let cause = right.ask("lost").await;
@@ -106,8 +106,7 @@ async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
     assert_eq!(wrong.ask("fenced").await, "committed");
     assert_eq!(right.try_hold("a", LONG).await, None);
     assert_eq!(wrong.ask("release").await, "released");
-    // A release is one by any clock, and the next token is higher although the clock that it is
-    // made from is behind.
+    // A release counts by any clock, and the next token is higher although its clock is behind.
     let third = right.try_hold("a", LONG).await.expect("free");
     assert!(third > second);
     assert_eq!(right.ask("fenced").await, "committed");
@@ -123,7 +122,7 @@ async fn sqlite_client_behind(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
     assert!(remaining > Duration::from_secs(3000), "by its clock: {remaining:?}");
     assert_eq!(wrong.try_hold("a", LONG).await, None);
     assert_eq!(right.ask("release").await, "released");
-    // Its own holding is over as soon as it begins, for all others.
+    // For all other clients, its holding ends as soon as it begins.
     let second = wrong.try_hold("a", LONG).await.expect("free");
     assert!(second > first);
     assert!(locks.inspect("a").await.expect("inspect").is_none());
@@ -148,8 +147,8 @@ async fn tokens_rise_and_fences_hold_across_clock_jumps() {
     let mut tokens = vec![first.hold("a", TTL).await];
     assert_eq!(first.ask("fenced").await, "committed");
 
-    // An hour forward: the lease has expired. (Unless it is renewed in this very moment, before
-    // anybody has asked.)
+    // An hour forward: the lease has expired. (Unless it is renewed at this moment, before another
+    // client asks.)
     let mut ahead = 0;
     let token = loop {
         ahead += HOUR;
@@ -169,7 +168,7 @@ async fn tokens_rise_and_fences_hold_across_clock_jumps() {
     let released = first.ask("release").await;
     assert!(released.starts_with("lost"), "{released}");
 
-    // An hour back: the lease stands.
+    // An hour back: the lease is held.
     host.jump(ahead - HOUR);
     assert_eq!(second.inspect("a").await.expect("held").0, token);
     assert!(second.status().await.0);
@@ -179,7 +178,7 @@ async fn tokens_rise_and_fences_hold_across_clock_jumps() {
     tokens.push(first.try_hold("a", TTL).await.expect("free"));
     assert_eq!(first.ask("fenced").await, "committed");
 
-    // Earlier than it has ever been.
+    // Earlier than the clock has ever been.
     host.jump(-HOUR);
     assert_eq!(first.ask("release").await, "released");
     tokens.push(second.try_hold("a", TTL).await.expect("free"));
@@ -192,7 +191,7 @@ async fn tokens_rise_and_fences_hold_across_clock_jumps() {
     assert_eq!(written, [tokens[0], tokens[1], tokens[1], tokens[2], tokens[3]]);
 }
 
-/// Where the clock is that leases are measured with, and can be set.
+/// The host of the clock that measures leases and can be set.
 enum Host {
     Server(Server),
     Workers(Clock),

@@ -50,7 +50,7 @@ async fn lease_closures_may_fail_with<E: fmt::Display + fmt::Debug>(usage: Usage
     let quorum = Quorum::new([locks.clone()]);
     let now = Duration::ZERO;
     for taken in [false, true] {
-        // The name is the semaphore's as well.
+        // The semaphore has the same name.
         let _lease = if taken { Some(locks.lease("a").acquire().await.expect("free")) } else { None };
         let failed = || Err::<(), E>((usage.sold_out)());
         let ends = [
@@ -98,7 +98,7 @@ where
 
     // A conflict inside the closure's error is rerun.
     let done = Retry::new().run(&bank.pool, async |tx| {
-        // The second attempt expects the version that the row has.
+        // The second attempt expects the current version of the row.
         let outdated = i64::from(runs.fetch_add(1, Ordering::SeqCst) == 0);
         accounts.update(&mut *tx, 1, 1 + outdated, |_| {}).await?;
         Ok::<_, E>(())
@@ -106,7 +106,7 @@ where
     done.await.expect("the second attempt");
     assert_eq!(runs.load(Ordering::SeqCst), 2);
 
-    // The closure's own error, and the last conflict, as they are.
+    // The closure's own error, and the last conflict, are returned unchanged.
     let done = Retry::new().run(&bank.pool, async |tx| {
         accounts.update(&mut *tx, 1, 2, |_| {}).await?;
         Err::<(), E>((usage.sold_out)())

@@ -22,7 +22,7 @@ async fn leases_survive_a_fully_used_application_pool() {
     let db = fresh().await;
     let pool = db.pool_of(1).await;
     if DATABASE == Database::Sqlite {
-        // Otherwise one reader keeps every writer out, and no lease in the same file can be
+        // Otherwise one reader would exclude every writer, and no lease in the same file could be
         // renewed.
         sqlx::query("PRAGMA journal_mode = WAL").execute(&pool).await.expect("WAL");
     }
@@ -30,8 +30,8 @@ async fn leases_survive_a_fully_used_application_pool() {
     let ttl = Duration::from_secs(6);
 
     // The business transaction takes the pool's only connection. It reads and does not write:
-    // SQLite has one writer for the whole file, and a write transaction of the application keeps
-    // ours out as it keeps everybody out.
+    // SQLite has one writer for the whole file, and a write transaction of the application would
+    // exclude the client as well.
     let mut business = pool.begin().await.expect("begin");
     sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *business).await.expect("select");
     assert!(pool.try_acquire().is_none(), "nothing is left in the pool");
@@ -86,7 +86,7 @@ async fn leases_survive_a_fully_used_application_pool() {
         lease.release().await.expect("ours to the end");
     }
 
-    // And all the while the business went on undisturbed.
+    // Meanwhile the business transaction was not disturbed.
     sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *business).await.expect("select");
     business.commit().await.expect("commit");
 }
@@ -95,7 +95,7 @@ async fn leases_survive_a_fully_used_application_pool() {
 async fn connections_stay_few_with_200_leases_and_waiters() {
     let mut db = fresh().await;
     let witness = Witness::of(&mut db).await;
-    // One for heartbeats and those for work.
+    // One connection for heartbeats and those for work.
     let most = if DATABASE == Database::Sqlite { 2 } else { 3 };
     let locks = db.locks().await;
     assert_eq!(witness.connections().await, 0, "none until one is needed");
@@ -108,7 +108,7 @@ async fn connections_stay_few_with_200_leases_and_waiters() {
     let mut leases = taken.join_all().await;
     let mut waiters = JoinSet::new();
     for i in 0..50 {
-        // Several in one line, too.
+        // Several waiters in one queue, too.
         let request = locks.lease(format!("name/{}", i % 40)).ttl(LONG);
         waiters.spawn(async move { request.acquire().await.expect("acquire").release().await });
     }
@@ -150,7 +150,7 @@ async fn one_connection_suffices() {
         });
     }
     let leases = taken.join_all().await;
-    // One for the work. A heartbeat, which comes after a second, has its own.
+    // One connection for the work. A heartbeat, which comes after a second, has its own.
     let open = witness.connections().await;
     assert!((1..=2).contains(&open), "{open} connections");
     for lease in leases {
@@ -187,7 +187,7 @@ async fn application_pool_is_not_used() {
     locks.sweeper().sweep().await.expect("sweep");
     lease.release().await.expect("release");
     assert_eq!(pool.size(), 0, "not one of its connections was opened");
-    // Not even a closed one stops us: its options are all that is taken from it.
+    // Even a closed pool does not matter, because the client takes only its options.
     pool.close().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
     lease.release().await.expect("release");

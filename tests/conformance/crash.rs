@@ -35,7 +35,7 @@ async fn killed_holder_keeps_name_until_ttl_ends() {
     renewed(&locks, &granted).await;
     holder.kill();
 
-    // One that was on its way may still arrive: the last expiry seen is the one that counts.
+    // A renewal in flight may still arrive, so the last expiry seen counts.
     let mut last = held(&locks, "a").await;
     let next = soon("the takeover", async {
         loop {
@@ -85,7 +85,7 @@ async fn paused_holder_finds_its_lease_lost() {
     let released = sleeper.ask("release").await;
     assert!(released.starts_with("lost"), "{released}");
 
-    // Whatever the sleeper still has to say is said when another command has been answered on its
+    // All late statements of the sleeper have been sent when another command was answered on its
     // connections.
     assert_eq!(sleeper.try_hold("a", TTL).await, None);
     assert!(successor.is_held());
@@ -156,7 +156,7 @@ impl Ordered {
         self
     }
 
-    /// All that was written until the work ended. Work that is dropped before it has read its order
+    /// Reads all bytes until the work ends. Work that is dropped before it has read its order
     /// resets the connection.
     async fn read(mut self) -> String {
         let mut effect = Vec::new();
@@ -191,7 +191,7 @@ async fn killed_waiters_delay_nobody() {
     let next: i64 = answer.strip_prefix("token ").expect("the lease").parse().expect("a token");
     assert!(next > token);
     assert_eq!(waiters[2].ask("release").await, "released");
-    // The last of the dead may be let in, and then does not say that it is there.
+    // The last dead waiter may be granted the name, and then does not report it.
     soon("the end of its claim", async {
         while locks.inspect("a").await.expect("inspect").is_some() {
             tokio::time::sleep(Duration::from_millis(50)).await;

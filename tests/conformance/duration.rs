@@ -19,8 +19,8 @@ use crate::{DATABASE, Sql};
 
 const LONGEST: [Duration; 3] = [Duration::MAX, Duration::from_secs(u64::MAX / 2), Duration::from_secs(1 << 40)];
 
-/// Counts the panics on this thread, on which also the tasks of the library run. It is the panics
-/// of tasks that nobody awaits which matter here.
+/// Counts the panics on this thread, on which the tasks of the library also run. Panics of tasks
+/// without an awaiting caller matter here.
 fn panics() -> Arc<AtomicUsize> {
     let count = Arc::new(AtomicUsize::new(0));
     let (counted, here, others) = (Arc::clone(&count), std::thread::current().id(), panic::take_hook());
@@ -38,7 +38,7 @@ async fn unlimited(books: &Books) -> Locks {
     builder.build()
 }
 
-/// Either the call succeeds, or the error has the range.
+/// Checks that the call succeeds or its error has the range.
 fn is_in_order<T>(what: &str, outcome: Result<T, Error>) -> Option<T> {
     match outcome {
         Ok(value) => Some(value),
@@ -114,7 +114,7 @@ async fn longest_wait_ends_with_the_grant() {
         let mut tx = match DATABASE {
             Database::Sqlite => books.pool.begin_with("BEGIN IMMEDIATE").await.expect("begin"),
             _ => {
-                // Its row is made sure of on a connection of the client's.
+                // A connection of the client ensures the row.
                 books.pool.begin().await.expect("begin")
             }
         };

@@ -9,7 +9,7 @@ use crate::support::{fresh, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// The next event of this kind. Others before it are passed over.
+/// Returns the next event of this kind, and skips earlier ones.
 macro_rules! next {
     ($events:expr, $event:pat) => {
         soon(stringify!($event), async {

@@ -8,8 +8,8 @@ use tokio::process::Command;
 
 use crate::support::{Fresh, empty};
 
-/// An example beside this test: `target/<profile>/examples/<name>`, which cargo builds with the
-/// tests.
+/// Returns the path of an example beside this test: `target/<profile>/examples/<name>`, which cargo
+/// builds with the tests.
 pub(super) fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let profile = test.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps/<test>");
@@ -32,7 +32,7 @@ async fn run(db: &Fresh, name: &str, options: &[&str]) -> Output {
     tokio::time::timeout(Duration::from_secs(120), run).await.expect("the example ends").expect("the example runs")
 }
 
-/// Runs an example that must succeed, and say so.
+/// Runs an example that must succeed and print `line`.
 async fn shows(db: &Fresh, name: &str, line: &str) {
     let output = run(db, name, &[]).await;
     let said = String::from_utf8_lossy(&output.stdout);
@@ -83,7 +83,7 @@ async fn stock_of_one_notices_when_it_oversells() {
 #[tokio::test]
 async fn flash_sale_oversells_only_by_the_naive_strategy() {
     let db = empty().await;
-    // It fails if any of the others does.
+    // The example fails if any other way does.
     shows(&db, "flash_sale", "sold what was not there").await;
     shows(&db, "flash_sale", "conditional update      100         0").await;
 }
@@ -92,8 +92,7 @@ async fn flash_sale_oversells_only_by_the_naive_strategy() {
 async fn bank_transfer_balances_without_deadlock() {
     let line = "The books are in order";
     let db = empty().await;
-    // It fails if locking both rows in one order has met a deadlock, or had to begin anything
-    // again.
+    // The example fails if locking both rows in one order has met a deadlock or caused a rerun.
     shows(&db, "bank_transfer", line).await;
     shows(&db, "bank_transfer", line).await;
 }
@@ -160,8 +159,8 @@ async fn checkout_form_notices_duplicate_orders() {
 async fn payment_handler_charges_each_order_once() {
     let line = "25 orders were charged";
     let db = empty().await;
-    // It fails if the second click is not told that it is a replay, or another amount with the same
-    // key is taken.
+    // The example fails if the second click is not reported as a replay, or if another amount with
+    // the same key is accepted.
     shows(&db, "payment_handler", line).await;
     shows(&db, "payment_handler", "The provider has charged 2 of them").await;
 }

@@ -31,7 +31,7 @@ pub(super) async fn books() -> Books {
 pub(super) async fn books_in(db: Fresh) -> Books {
     let pool = db.pool().await;
     if DATABASE == Database::Sqlite {
-        // Readers that hinder no writer, as on the others.
+        // In this mode readers block no writer, as on the other databases.
         run(&pool, "PRAGMA journal_mode = WAL").await;
     }
     run(&pool, "CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY, value BIGINT NOT NULL)").await;
@@ -51,8 +51,8 @@ impl Books {
     }
 }
 
-/// The isolation levels that a transaction can have. SQLite knows only the moment at which it takes
-/// the write lock.
+/// Returns the isolation levels of a transaction. SQLite has only the choice of when to take the
+/// write lock.
 pub(super) fn levels() -> &'static [&'static str] {
     match DATABASE {
         Database::Sqlite => &["DEFERRED", "IMMEDIATE", "EXCLUSIVE"],
@@ -103,15 +103,15 @@ pub(super) async fn run(pool: &Pool<Sql>, sql: &'static str) {
     pool.execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
 }
 
-/// A business write.
+/// Makes a business write.
 pub(super) async fn add_one(tx: &mut Transaction<'_, Sql>, id: u8) -> Result<(), sqlx::Error> {
     let sql = format!("UPDATE counter SET value = value + 1 WHERE id = {id}");
     sqlx::query(AssertSqlSafe(sql)).execute(&mut **tx).await.map(|_| ())
 }
 
-/// Proves that no other client acquires the name. A server answers that at once; SQLite, whose only
-/// write lock the fenced transaction has, answers when that has ended, so there it is the answer
-/// that must not come.
+/// Checks that no other client acquires the name. A server refuses at once; on SQLite, where the
+/// fenced transaction has the only write lock, the answer must not come before the transaction
+/// ends.
 pub(super) async fn assert_kept_out(rival: &Locks, name: &str) {
     for _ in 0..3 {
         let asked = timeout(Duration::from_millis(300), rival.lease(name).try_acquire()).await;
@@ -119,7 +119,7 @@ pub(super) async fn assert_kept_out(rival: &Locks, name: &str) {
             (Database::Sqlite, Err(_)) | (_, Ok(Ok(None))) => {}
             (Database::Sqlite, Ok(answer)) => panic!("answered in spite of the write lock: {answer:?}"),
             (_, Ok(answer)) => panic!("the name should be taken: {answer:?}"),
-            // A server that is slow for once has not let anybody in either.
+            // A slow server has not granted the name either.
             (_, Err(_)) => {}
         }
     }
@@ -277,7 +277,7 @@ async fn release_during_open_fence_grants_nobody() {
     assert!(!next.is_finished(), "somebody got in before the fenced transaction had ended");
     tx.commit().await.expect("commit");
     if DATABASE == Database::Sqlite {
-        // A write like any other: its turn is after the fenced transaction.
+        // The release is a write like any other, and comes after the fenced transaction.
         soon("the release", &mut released).await.expect("no panic").expect("it was ours");
     }
     let next = soon("the next one's turn", next).await.expect("no panic");
@@ -327,7 +327,7 @@ async fn takeover_waits_for_both_fenced_transactions() {
         second
     });
     if DATABASE == Database::Sqlite {
-        // One writer: the second one's turn comes when the first has ended.
+        // One writer: the second begins when the first has ended.
         timeout(Duration::from_millis(200), &mut fencing).await.expect_err("the first has the write lock");
     }
     add_one(&mut first, 1).await.expect("write");
@@ -352,7 +352,7 @@ async fn takeover_waits_for_both_fenced_transactions() {
 
 // ---- workers that do not keep their time
 
-/// So short that every pause is a danger.
+/// The TTL is so short that every pause is a risk.
 const TINY: Duration = Duration::from_millis(40);
 const WORKERS: usize = 6;
 
@@ -362,9 +362,9 @@ struct Tally {
     commits: AtomicU64,
     /// Fences that failed because the lease was lost.
     refused: AtomicU64,
-    /// Transactions that the database itself would not have.
+    /// Transactions that the database itself refused.
     conflicts: AtomicU64,
-    /// How often a worker met another one between the fence and the commit.
+    /// How often a worker met another worker between the fence and the commit.
     overlaps: AtomicU64,
     inside: AtomicUsize,
 }
@@ -384,8 +384,8 @@ struct Stress {
 }
 
 impl Stress {
-    /// One worker, a client of its own, until `enough`. Where a statement takes longer than the
-    /// lease lasts, it asks for longer ones, and is late in proportion.
+    /// Runs one worker with its own client until `enough`. If a statement takes longer than the
+    /// TTL, the worker asks for longer leases, and is late in proportion.
     async fn work(&self, locks: Locks, mut dice: Dice, enough: impl Fn(&Tally) -> bool) {
         let mut ttl = TINY;
         let mut late = 0;
@@ -405,7 +405,7 @@ impl Stress {
         }
     }
 
-    /// Whether it came in time.
+    /// Returns whether the write came in time.
     async fn read_modify_write(&self, lease: &Lease, dice: &mut Dice) -> bool {
         let mut tx = self.business.begin().await;
         if self.fenced
@@ -441,7 +441,7 @@ impl Stress {
         };
         match ended {
             Ok(()) => self.tally.commits.fetch_add(1, Ordering::SeqCst),
-            // Without the fence some databases notice the collision by themselves at some levels.
+            // Without the fence, some databases detect the collision at some levels.
             Err(error) if !self.fenced => {
                 assert!(matches!(error, sqlx::Error::Database(_)), "{error}");
                 self.tally.conflicts.fetch_add(1, Ordering::SeqCst)
@@ -529,7 +529,7 @@ async fn no_update_is_lost(level: &'static str, control: &'static str, control_l
     let start = Instant::now();
     let evictions = Arc::clone(&fenced)
         .run(&books.db, move |tally| {
-            // A busy machine may need more time than a test has for as many.
+            // A busy machine may be too slow for that many within the time of a test.
             Tally::count(&tally.commits) >= if start.elapsed() < SOON { 150 } else { 20 }
         })
         .await;
@@ -548,7 +548,7 @@ async fn no_update_is_lost(level: &'static str, control: &'static str, control_l
 #[tokio::test]
 async fn stress_loses_no_update_at_read_committed() {
     match DATABASE {
-        // Without the fence SQLite lets several in but only one of them write.
+        // Without the fence, SQLite admits several transactions, but only one of them can write.
         Database::Sqlite => no_update_is_lost("DEFERRED", "DEFERRED", false).await,
         _ => no_update_is_lost("READ COMMITTED", "READ COMMITTED", true).await,
     }
@@ -558,12 +558,12 @@ async fn stress_loses_no_update_at_read_committed() {
 #[tokio::test]
 async fn stress_loses_no_update_at_repeatable_read() {
     match DATABASE {
-        // BEGIN IMMEDIATE excludes others with or without a fence, so the control is one that does
-        // not.
+        // BEGIN IMMEDIATE excludes others with or without a fence, so the control uses another
+        // begin.
         Database::Sqlite => no_update_is_lost("IMMEDIATE", "DEFERRED", false).await,
-        // PostgreSQL notices the collisions; see how often they are counted.
+        // PostgreSQL detects the collisions, which are counted.
         Database::Postgres => no_update_is_lost("REPEATABLE READ", "REPEATABLE READ", false).await,
-        // A server that keeps to its snapshots (innodb_snapshot_isolation) may notice them too.
+        // A server with innodb_snapshot_isolation may detect them too.
         _ => no_update_is_lost("REPEATABLE READ", "REPEATABLE READ", !keeps_to_snapshots().await).await,
     }
 }

@@ -31,7 +31,7 @@ async fn exported_lease_continues_in_another_process() {
     assert_eq!((exported.name().as_str(), exported.token()), ("a:b", token));
     let lease = theirs.resume(exported).await.expect("resume");
     assert_eq!((lease.name().as_str(), lease.token(), lease.owner()), ("a:b", token, owner));
-    // It is renewed from there, although the first process has gone.
+    // The lease is renewed there, although the first process has ended.
     ours.shutdown().await.expect("shutdown");
     tokio::time::sleep(ttl + Duration::from_millis(500)).await;
     assert!(lease.is_held());
@@ -202,7 +202,7 @@ async fn shutdown_releases_every_lease() {
     }
     let kept = theirs.lease("theirs").ttl(LONG).acquire().await.expect("acquire");
     soon("the shutdown", ours.shutdown()).await.expect("shutdown");
-    // At once, although no handle is dropped.
+    // The leases end at once, although no handle is dropped.
     let listed = theirs.list("").await.expect("list");
     assert_eq!(listed.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["theirs"]);
     for lease in leases {
@@ -265,7 +265,7 @@ async fn shutdown_closes_all_waiters() {
             waiters.spawn(request.acquire());
         }
     }
-    // Far enough for those behind another process to have asked and been refused.
+    // Long enough for waiters behind another process to have asked and been refused.
     tokio::time::sleep(Duration::from_millis(100)).await;
     soon("the shutdown", ours.shutdown()).await.expect("shutdown");
     for waiter in soon("their answers", waiters.join_all()).await {

@@ -1,4 +1,4 @@
-//! How a client is, for probes. Promise 10: a bounded number of connections.
+//! The health of a client, for probes. Promise 10: a bounded number of connections.
 
 use std::time::Duration;
 

@@ -74,7 +74,7 @@ struct AppState {
 }
 
 impl AppState {
-    /// Works in a transaction, as the path says.
+    /// Works in a transaction, depending on the path.
     async fn work(&self, tx: &mut Transaction<'_, Sql>, what: &str) -> Result<Response, AppError> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         add_one(tx, 1).await?;
@@ -209,7 +209,7 @@ impl Drop for Server {
     }
 }
 
-/// The sender that a header names: tests need no passwords.
+/// Returns the sender named by a header: tests need no passwords.
 fn user(parts: &Parts) -> Option<String> {
     Some(parts.headers.get("x-user")?.to_str().ok()?.to_owned())
 }
@@ -242,7 +242,7 @@ impl Server {
     }
 
     async fn routed(locks: Locks, pool: Pool<Sql>, routes: impl FnOnce(Idempotency) -> Router<AppState>) -> Self {
-        // Short leases: one that is given back in the background is waited for no longer than that.
+        // The leases are short, to bound the wait for a lease that is released in the background.
         let payments = Idempotency::new(&locks).namespace("payments").lease(Duration::from_secs(5));
         let state = AppState {
             pool,
@@ -336,7 +336,7 @@ impl TestResponse {
         (self.status, self.body.clone(), names.iter().map(|name| self.all(name)).collect())
     }
 
-    /// It is this problem.
+    /// Checks that the answer is this problem.
     #[track_caller]
     fn is(&self, status: u16, slug: &str) {
         assert_eq!(self.status, status, "{slug}: {}", self.text());
@@ -444,7 +444,7 @@ async fn request_without_key_passes_unless_required() {
     let nothing = [("X-User", "alice")];
     assert_eq!(server.send("POST", "/maybe/receipt", &nothing, "").await.text(), "without a key");
     assert_eq!(server.send("POST", "/echo", &nothing, "500").await.text(), "500");
-    // The handler wants one.
+    // The handler requires a key.
     server.send("POST", "/charge/receipt", &nothing, "").await.is(400, "key-missing");
     let malformed = [("Idempotency-Key", "a b")];
     assert_eq!(server.send("GET", "/maybe/receipt", &malformed, "").await.text(), "without a key");
@@ -452,10 +452,10 @@ async fn request_without_key_passes_unless_required() {
     assert_eq!(server.begun(), 0);
     assert_eq!(server.post("/maybe/receipt", "a").await.text(), "receipt 1");
     assert!(server.post("/maybe/receipt", "a").await.is_replay());
-    // The handler that takes no extractor gets the same body, and nothing is claimed.
+    // A handler without the extractor receives the same body, and nothing is claimed.
     assert_eq!(server.post("/echo", "b").await.text(), "500");
     assert!(is_new(&server, "b").await);
-    // Where there is no layer, or one that is at work itself, running the effect would not be safe.
+    // Without a layer, or inside a leased layer, running the effect would not be safe.
     server.post("/bare/receipt", "c").await.is(500, "not-set-up");
     server.post("/twice/receipt", "d").await.is(500, "not-set-up");
     assert_eq!(books.value(1).await, 1);
@@ -477,7 +477,7 @@ async fn key_of_another_request_is_422() {
     server.post("/charge/wait", "b").await.is(409, "in-progress");
     let mut another = server.begin("POST", "/charge/wait", &headers, "501").await;
     if DATABASE == Database::Sqlite {
-        // There is one writer: the request waits for it.
+        // SQLite has one writer, for which the request waits.
         server.state.go_on.notify_one();
         read_response(&mut another).await.is(422, "key-reused");
     } else {
@@ -512,7 +512,7 @@ async fn oversized_request_is_413_and_claims_nothing() {
     let (books, server) = shop().await;
     let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
     let with = |header| [headers[0], headers[1], header];
-    // It is not waited for: of these, not one byte is sent.
+    // The server does not wait for the body, of which no byte is sent.
     let declared = with(("Content-Length", "101"));
     server.send("POST", "/charge/receipt", &declared, "").await.is(413, "request-too-large");
     let chunked = with(("Transfer-Encoding", "chunked"));
@@ -521,7 +521,7 @@ async fn oversized_request_is_413_and_claims_nothing() {
     assert!(is_new(&server, "a").await);
     assert_eq!(server.begun(), 0);
     assert_eq!(server.send("POST", "/charge/receipt", &chunked, &right).await.status, 201);
-    // What is said about the length is no part of the request.
+    // The announced length is not part of the request.
     assert!(server.post_as("alice", "/charge/receipt", "a", &"x".repeat(100)).await.is_replay());
     assert_eq!(books.value(1).await, 1);
 }
@@ -618,7 +618,7 @@ async fn required_route_refuses_keys_on_other_methods() {
 async fn handler_ignoring_a_required_key_is_reported() {
     let (_books, server) = shop().await;
     server.post("/echo", "a").await.is(500, "not-set-up");
-    // Nor does one count as ignoring it that is not reached.
+    // A handler that is not reached does not count as ignoring the key.
     assert_eq!(server.post("/nowhere", "b").await.status, 404);
     let (_books, optional) = shop_with(|payments| IdempotencyLayer::new(payments, user)).await;
     assert_eq!(optional.post("/echo", "a").await.text(), "500");
@@ -758,14 +758,14 @@ async fn stored_body_reaches_the_resumed_attempt() {
         let replay = server.post_as("alice", &format!("/{mode}/timeout"), mode, body).await;
         assert_eq!((replay.is_replay(), replay.text().as_str()), (true, body));
     }
-    // What an application stores itself stays within the limit of the store.
+    // Requests that an application stores itself keep the limit of the store.
     let own = |_: &Parts, body: &Bytes| Fingerprint::of([body]).with_request("a\nb");
     let own = Server::on(&books.db, |payments| usual(payments.request_limit(2)).store_request().fingerprint(own)).await;
     own.post("/provider/receipt", "own").await.is(413, "request-too-large");
     assert_eq!(own.begun(), 0);
 }
 
-/// A timeout layer inside, or a provider's answer that is passed on, says nothing of the charge.
+/// A timeout layer inside, or a provider's answer that is passed on, says nothing about the charge.
 #[tokio::test]
 async fn leased_ambiguous_statuses_are_unknown() {
     for mode in ["provider", "layered"] {
@@ -818,7 +818,7 @@ async fn ambiguous_statuses_cannot_be_named_as_refusals() {
     }
 }
 
-/// Whatever it looks like, nothing took effect.
+/// Nothing took effect, whatever the response.
 #[tokio::test]
 async fn error_with_success_status_is_not_stored() {
     let (books, server) = shop().await;
@@ -904,7 +904,7 @@ async fn fingerprint_of_requests_can_be_chosen() {
     assert_eq!(post(&own, "d", "5").await.status, 201);
     assert!(post(&own, "d", "55").await.is_replay());
 
-    // The path is the one that the client has sent, wherever the handler is nested.
+    // The path is that of the client's request, wherever the handler is nested.
     assert_eq!(server.post("/one/charge/receipt", "e").await.status, 201);
     assert!(server.post("/one/charge/receipt", "e").await.is_replay());
     server.post("/two/charge/receipt", "e").await.is(422, "key-reused");

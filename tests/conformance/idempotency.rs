@@ -68,7 +68,7 @@ fn another() -> Fingerprint {
 }
 
 impl App {
-    /// Another process with the same database.
+    /// Returns the store of another process with the same database.
     async fn other(&self) -> Idempotency {
         Idempotency::new(&self.books.db.locks().await).namespace("payments")
     }
@@ -152,7 +152,7 @@ async fn failed_work_leaves_the_key_new() {
     assert!(matches!(failed, Err(AppError::Declined)));
     assert_eq!(app.effects().await, 0);
     assert_eq!(app.payments.inspect(&alice("a")).await.expect("inspect"), None);
-    // Also with another request: nothing has happened under this key.
+    // Even another request is new, because nothing has happened under this key.
     assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::New(1));
 }
 
@@ -167,7 +167,7 @@ async fn different_request_with_same_key_is_a_mismatch() {
     let mut tx = app.begin().await;
     let claim = claimed(app.payments.begin(&mut tx, &alice("b"), &request()).await);
     if DATABASE == Database::Sqlite {
-        // There is one writer: a request waits for it.
+        // SQLite has one writer, for which a request waits.
         let waiting = tokio::spawn({
             let (pool, other) = (app.books.pool.clone(), other.clone());
             async move { other.run(&pool, &alice("b"), &another(), effect).await }
@@ -257,7 +257,7 @@ async fn callers_transaction_works_at_every_isolation() {
     for level in levels() {
         let app = app().await;
         let business = app.books.at(level).await;
-        // One that began to read before a rival committed.
+        // This transaction began to read before a rival committed.
         let mut late = business.begin().await;
         if DATABASE == Database::Sqlite && *level != "DEFERRED" {
             late.rollback().await.expect("rollback");
@@ -300,7 +300,7 @@ async fn callers_transaction_works_at_every_isolation() {
     }
 }
 
-/// At every level of the application's own, whatever the database's default.
+/// Covers every isolation level of the application, whatever the database's default.
 #[tokio::test]
 async fn duplicates_take_effect_once_at_every_isolation() {
     const KEYS: usize = 6;
@@ -340,7 +340,7 @@ async fn transaction_that_cannot_be_used_is_refused() {
     let claim = claimed(app.payments.begin(&mut tx, &alice("a"), &request()).await);
     claim.complete(&mut tx, &1).await.expect("complete");
     tx.commit().await.expect("commit");
-    // A claim of a transaction that was rolled back is none.
+    // The claim of a rolled-back transaction has no effect.
     let mut tx = app.begin().await;
     let claim = claimed(app.payments.begin(&mut tx, &alice("b"), &request()).await);
     tx.rollback().await.expect("rollback");
@@ -371,7 +371,7 @@ async fn keys_and_principals_may_be_of_any_length() {
     ];
     for (i, key) in (1..).zip(&keys) {
         assert_eq!(app.charge(key).await, Outcome::New(i));
-        // An operator names it by the digest, by which a client does not get at it.
+        // An operator names the key by its digest, which a client cannot use.
         let shown = app.payments.inspect(key).await.expect("inspect").expect("a record");
         let by_digest = match &shown.principal {
             Some(principal) => IdempotencyKey::new(principal, &shown.key),
@@ -475,7 +475,7 @@ async fn retention_counts_from_the_end_of_long_work() {
     let (key, asked) = (alice("a"), request());
     let work = async |tx: &mut Tx<'_>| {
         let done = effect(tx).await?;
-        // Longer than what is neglected.
+        // Longer than the neglected duration.
         tokio::time::sleep(Duration::from_secs(1)).await;
         Ok::<_, AppError>(done)
     };
@@ -505,7 +505,7 @@ async fn used_key_is_refused_when_configured() {
             assert_eq!(app.payments.purge().await.expect("purge"), 4);
             assert_eq!(app.payments.purge().await.expect("purge"), 0);
         }
-        // Whatever the one says who comes later, and also for another request.
+        // The setting of the later request does not matter, and another request is refused as well.
         for by in [&strict, &app.payments, &app.other().await] {
             for key in [alice("a"), issued.clone()] {
                 for request in [request(), another()] {
@@ -523,12 +523,12 @@ async fn used_key_is_refused_when_configured() {
     assert_eq!(app.effects().await, 3);
     let info = app.payments.inspect(&alice("c")).await.expect("inspect").expect("a record");
     assert_eq!((info.state, info.result_bytes, info.steps.len()), ("expired", None, 0));
-    // The other ones are forgotten.
+    // The other keys are forgotten.
     assert_eq!(state(&app, "b").await, None);
     assert_eq!(app.charge(&alice("b")).await, Outcome::New(4));
 }
 
-/// However long that takes.
+/// The duration of the use does not matter.
 #[tokio::test]
 async fn sweeper_skips_expired_keys_in_use() {
     let app = app().await;
@@ -568,7 +568,7 @@ async fn issued_token_is_consumed_by_the_commit() {
     assert_eq!(app.charge(&key).await, Outcome::New(1));
     assert_eq!(app.charge(&key).await, Outcome::Replay(1));
     assert_eq!(app.charge_by(&app.other().await, &key, &another()).await, Outcome::Mismatch);
-    // Foreign, unknown, plain and expired ones are refused alike.
+    // Foreign, unknown, plain and expired tokens are refused alike.
     let expired = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
     let fresh = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
     expire(&app, &expired).await;
@@ -586,7 +586,7 @@ async fn issued_token_is_consumed_by_the_commit() {
         let reply = app.payments.attempt(&key, &request()).await.expect("attempt");
         assert!(matches!(reply, Outcome::Expired), "{reply:?}");
     }
-    // What was used and is kept no longer is not good a second time.
+    // A used token whose record is deleted is not valid again.
     expire(&app, &token).await;
     assert_eq!(app.charge(&key).await, Outcome::Expired);
     assert_eq!(app.effects().await, 1);
@@ -622,7 +622,7 @@ async fn dropped_run_leaves_all_or_nothing() {
         let before = app.effects().await;
         let brief = Duration::from_micros(i * 150);
         let _ = tokio::time::timeout(brief, app.payments.run(&app.books.pool, &key, &request(), effect)).await;
-        // What was cut short may not have been rolled back yet.
+        // The interrupted transaction may not have been rolled back yet.
         let done = app.charge_by(&app.payments.clone().wait(SOON), &key, &request()).await;
         assert_eq!(done.into_value(), Some(before + 1), "cut after {brief:?}");
         assert_eq!(app.effects().await, before + 1);
@@ -636,7 +636,7 @@ async fn cut_connections_neither_double_nor_lose_effects() {
     let app = app().await;
     let cut = Arc::new(AtomicBool::new(true));
     let (pool, cutting) = if DATABASE == Database::Sqlite {
-        // There is none to be lost. Another writer gets in between instead.
+        // SQLite has no connection to lose. Another writer interferes instead.
         let pool = app.books.pool.clone();
         let (rival, cut) = (app.books.db.pool_of(1).await, Arc::clone(&cut));
         let cutting = tokio::spawn(async move {
@@ -678,7 +678,7 @@ async fn cut_connections_neither_double_nor_lose_effects() {
             loop {
                 match payments.run(&pool, &key, &request(), effect).await.map(Outcome::into_value) {
                     Ok(Some(reply)) => return (i / 3, reply),
-                    // Another attempt has been at work for all the time that this one waits.
+                    // Another attempt was in progress during the whole wait.
                     Ok(None) => {}
                     Err(_) => drop(lost.fetch_add(1, Ordering::SeqCst)),
                 };
@@ -857,7 +857,7 @@ async fn dead_attempt_is_continued_with_its_steps() {
     assert_eq!((info.state, info.steps), ("started", vec!["charge".to_owned()]));
     second.complete(&charged).await.expect("complete");
     drop(second);
-    // Used anew, it begins anew, with no steps. For the provider it is the same key.
+    // A reused key begins without steps. The provider's key is the same.
     run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     let third = attempt(soon("the lease", other.attempt(&alice("a"), &request())).await).await;
     assert_eq!(third.number(), 1);
@@ -870,7 +870,7 @@ async fn dead_attempt_is_continued_with_its_steps() {
     assert_eq!(steps, 0);
 }
 
-/// As after a failover to a replica that missed it, or from a backup of the time before.
+/// Covers a failover to a replica that missed the record, and a restored older backup.
 #[tokio::test]
 async fn provider_key_survives_the_loss_of_its_record() {
     let (before, restored) = (app().await, app().await);
@@ -950,7 +950,7 @@ async fn names_of_steps_are_compared_byte_for_byte() {
     first.forget().await.expect("forget");
 }
 
-/// Its lease ran out while it was held up, and another one has taken over.
+/// The lease of the attempt expired during a delay, and another attempt has taken over.
 #[tokio::test]
 async fn overtaken_attempt_can_write_nothing() {
     let app = app().await;
@@ -995,7 +995,7 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
     }
     let kept = app.payments.unfinished(10).await.expect("list");
     assert_eq!(kept.iter().map(|info| (info.key.as_str(), info.state)).collect::<Vec<_>>(), [("a", "unknown")]);
-    // However long it takes.
+    // An unknown outcome does not expire.
     run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     app.locks.sweeper().sweep().await.expect("sweep");
     assert_eq!(state(&app, "a").await, Some(("unknown", 1)));
@@ -1023,7 +1023,7 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
 }
 
 impl App {
-    /// An attempt whose outcome is unknown. Its token.
+    /// Leaves an attempt with an unknown outcome, and returns its token.
     async fn unknown(&self, key: &IdempotencyKey) -> FencingToken {
         let unknown = attempt(self.payments.clone().wait(SOON).attempt(key, &request()).await).await;
         unknown.unknown().await.expect("unknown");
@@ -1062,7 +1062,7 @@ async fn unknown_outcome_is_resolved_by_its_token() {
     assert!(app.resolve(&alice("a"), first, Resolution::failed()).await);
     assert_eq!(state(&app, "a").await, None);
     assert!(!app.resolve(&alice("a"), first, done()).await, "there is no record");
-    // The key is free, also for another request, and what was found out is kept.
+    // The key is free, even for another request, and the resolution is kept.
     let second = app.unknown(&alice("a")).await;
     assert!(app.resolve(&alice("a"), second, done()).await);
     assert!(!app.resolve(&alice("a"), second, Resolution::failed()).await, "it is done");
@@ -1199,7 +1199,7 @@ async fn resume_continues_after_panic_and_error() {
     for (key, is) in [("panics", "started"), ("fails", "unknown"), ("b", "done"), ("c", "done")] {
         assert_eq!(state(&app, key).await, Some((is, 2)), "{key}");
     }
-    // Its lease has been given back: it is resumed again.
+    // Its lease was released, so the request is resumed again.
     let (mut done, succeed) = (0, async |_: &Attempt| Ok::<_, AppError>(1));
     soon("the resumption", async {
         while done < 2 {
@@ -1301,7 +1301,7 @@ async fn unfinished_records_are_listed_in_pages() {
     }
 }
 
-/// A lease that is taken in the scope of an owner is entered again there. Not that of an attempt.
+/// A lease of the scope's owner is re-entered in that scope. The lease of an attempt is not.
 #[tokio::test]
 async fn duplicates_of_one_owner_do_not_enter_together() {
     let app = app().await;
@@ -1415,7 +1415,7 @@ async fn forgotten_attempt_leaves_issued_token_valid() {
     }
     let reply = app.payments.clone().wait(SOON).run_leased(&key, &request(), async |_| Ok::<_, Error>(1)).await;
     assert_eq!(reply.expect("run"), Outcome::New(1));
-    // Once its own time has run out, it is not good any more.
+    // The token is no longer valid after its own time.
     let late = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
     let key = IdempotencyKey::issued("alice", late.as_str());
     let first = attempt(app.payments.attempt(&key, &request()).await).await;
@@ -1424,7 +1424,7 @@ async fn forgotten_attempt_leaves_issued_token_valid() {
     assert!(matches!(app.payments.attempt(&key, &request()).await.expect("attempt"), Outcome::Expired));
 }
 
-/// Otherwise it would not see the step that is being written.
+/// Otherwise the next attempt would not see the step that is being written.
 #[tokio::test]
 async fn attempt_waits_for_step_of_its_predecessor() {
     let app = app().await;
@@ -1451,8 +1451,7 @@ async fn attempt_waits_for_step_of_its_predecessor() {
 
 // ---- processes that die
 
-/// Tables of the application's own, with nothing in them that would keep an effect from being
-/// doubled.
+/// Creates tables of the application that do not prevent a doubled effect.
 async fn ledger() -> App {
     let books = books_in(fresh().await).await;
     run(&books.pool, "CREATE TABLE charge (request_key VARCHAR(64) NOT NULL, receipt VARCHAR(64) NOT NULL)").await;
@@ -1490,7 +1489,7 @@ async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
         let mut servers =
             [Worker::payment_server(&app.books.db.url, provider), Worker::payment_server(&app.books.db.url, provider)];
         for request in &open {
-            // In an order of its own: first all keys once, then all of them again.
+            // First all keys once, then all of them again.
             servers[request % 2].tell(&format!("{request} {mode} {}", request / DUPLICATES));
         }
         // So that slow machines make progress, too.
@@ -1580,7 +1579,7 @@ async fn pool_stays_usable_after_work_ended_transaction() {
     let app = app().await;
     let pool = connect(&app.books.db.url, 1).await;
     for (nth, &statements) in statements_that_end_a_transaction().iter().enumerate() {
-        // What becomes of this request is for other tests to say.
+        // Other tests check the outcome of this request.
         let work = async |tx: &mut Tx<'_>| Ok::<_, AppError>(send(tx, statements).await?);
         let _ = app.payments.run(&pool, &alice(&format!("ends/{nth}")), &request(), work).await;
         let (key, request) = (alice(&format!("next/{nth}")), request());

@@ -122,7 +122,7 @@ async fn list_shows_only_held_names() {
     assert_eq!(names("job/2").await, ["job/2"]);
     assert_eq!(names("nothing").await, [""; 0]);
 
-    // The same as one by one.
+    // The list has the same entries as single inspections.
     for mut info in theirs.list("").await.expect("list") {
         let inspected = theirs.inspect(info.name.as_str()).await.expect("inspect").expect("held");
         info.remaining = inspected.remaining;
@@ -193,7 +193,7 @@ async fn evicted_holder_learns_it_at_next_renewal() {
     let lease = ours.lease("a").ttl(Duration::from_secs(6)).acquire().await.expect("acquire");
     assert!(theirs.evict("a", lease.token()).await.expect("evict"));
     assert!(lease.is_held(), "its client has not noticed yet");
-    // By the renewal, not by the end of its time.
+    // The holder learns from the renewal, not from the end of the TTL.
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
     assert!(!lease.is_held());
     assert!(lease.release().await.expect_err("evicted").is_lost());
@@ -225,8 +225,8 @@ async fn fenced_transaction_excludes_others_after_eviction() {
     let token = lease.token();
     let mut tx = pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
-    // Where the fence is the database's only write lock, the eviction waits for it; elsewhere the
-    // takeover does.
+    // If the fence is the database's only write lock, the eviction waits for it; on other databases
+    // the takeover waits.
     let operator = theirs.clone();
     let evicted = tokio::spawn(async move { operator.evict("a", token).await });
     let mut next = std::pin::pin!(theirs.lease("a").acquire());
@@ -266,7 +266,7 @@ async fn lease_is_extended_by_token_from_other_client() {
     assert!(theirs.extend("a", lease.token(), LONG).await.expect("extend"));
     let after = held(&theirs).await;
     assert!(after.remaining > LONG / 2, "{:?}", after.remaining);
-    // It is the same holding, and no hold of the other client stays in it.
+    // The holding is the same, without a hold of the other client.
     assert_eq!((after.token, after.owner, after.holds), (before.token, before.owner, 1));
     assert_eq!((after.acquired_at, &after.holder, &after.label), (before.acquired_at, &before.holder, &before.label));
     for _ in 0..3 {

@@ -22,7 +22,7 @@ use crate::{DATABASE, Sql};
 
 // ---- defaults
 
-/// Several clients, many tasks: a name that all want, and names of their own.
+/// Several clients and many tasks, with a common name and names of their own.
 async fn storm(url: &str) {
     let inside = Arc::new(AtomicBool::new(false));
     let mut tasks = tokio::task::JoinSet::new();
@@ -62,7 +62,7 @@ async fn storm(url: &str) {
     verbs(&builder(connect(url, 1).await).build()).await;
 }
 
-/// The verbs that a storm does not use.
+/// Runs the operations that a storm does not use.
 async fn verbs(locks: &Locks) {
     let ttl = Duration::from_secs(4);
     let renewed = locks.lease("verbs/renewed").ttl(ttl).acquire().await.expect("acquire");
@@ -76,7 +76,7 @@ async fn verbs(locks: &Locks) {
     renewed.release().await.expect("release");
 }
 
-/// The default of the application's connections.
+/// Reads the default of the application's connections.
 async fn default_isolation(url: &str) -> String {
     let sql = match DATABASE {
         Database::Postgres => "SELECT upper(current_setting('default_transaction_isolation'))",
@@ -87,8 +87,8 @@ async fn default_isolation(url: &str) -> String {
     sqlx::query_scalar(sql).fetch_one(&connect(url, 1).await).await.expect("settings can be read")
 }
 
-/// The server's own default. SQLite has no isolation levels to choose from: what changes there how
-/// transactions exclude one another is the journal.
+/// Runs a storm at the server's own default. SQLite has no choice of isolation levels: its journal
+/// mode determines how transactions exclude each other.
 async fn storm_at_the_servers_default(level: &str, journal: &'static str) {
     let Some(kind) = DATABASE.server() else {
         let db = fresh().await;
@@ -105,7 +105,7 @@ async fn storm_at_the_servers_default(level: &str, journal: &'static str) {
     assert_eq!(default_isolation(&db.url).await, level);
     storm(&db.url).await;
     if DATABASE == Database::Postgres {
-        // Of the role; the server's default is another again.
+        // The default of the role; the server's default differs.
         let admin = connect(&server.url(), 1).await;
         run(&admin, "ALTER SYSTEM SET default_transaction_isolation = 'read committed'").await;
         run(&admin, "SELECT pg_reload_conf()").await;
@@ -174,8 +174,8 @@ async fn storm_succeeds_with_defaults_of_the_caller() {
 async fn grant_survives_a_crash_with_asynchronous_commits() {
     if DATABASE != Database::Postgres {
         // MySQL and MariaDB have no such setting of a session or user; SQLite's `synchronous` is
-        // the caller's, and a process that dies loses nothing by it. What there is: a grant is
-        // committed when it is handed out.
+        // the caller's, and a process that dies loses nothing by it. The test checks instead that a
+        // grant is committed when it is returned.
         let db = fresh().await;
         let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
         let seen = db.locks().await.inspect("a").await.expect("inspect").expect("held");
@@ -197,7 +197,7 @@ async fn grant_survives_a_crash_with_asynchronous_commits() {
     let pool = db.pool_of(1).await;
     let seen = db.locks().await.inspect("a").await.expect("inspect").expect("the grant has survived");
     assert_eq!(seen.token, lease.token());
-    // The control: without our care, what was committed after the grant is gone.
+    // The control: without the setting, commits after the grant are lost.
     let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM async").fetch_one(&pool).await.expect("count");
     assert_eq!(kept, 0, "this crash loses nothing, so it proves nothing");
 }
@@ -224,7 +224,7 @@ async fn fence_works_at_every_isolation_level() {
         assert!(next.token() > lease.token());
         assert_eq!(books.value(1).await, i as i64 + 1);
 
-        // And where the lease is gone, the fence fails.
+        // After the loss of the lease, the fence fails.
         assert!(others.evict(level, next.token()).await.expect("evict"));
         let mut tx = business.begin().await;
         let error = next.fence(&mut tx).await.expect_err("evicted");
@@ -279,7 +279,7 @@ async fn renewals_continue_during_a_long_fenced_transaction() {
         }
     });
     let mut at_once: Vec<_> = at_once.map(Box::pin).collect();
-    // All levels together: a join of as many futures as there are.
+    // All levels run together, as a join of their futures.
     std::future::poll_fn(|cx| {
         at_once.retain_mut(|one| one.as_mut().poll(cx).is_pending());
         if at_once.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
@@ -310,8 +310,8 @@ fn answer_at(level: &str) -> Answer {
     }
 }
 
-/// The holder before us writes after our transaction has begun to read: at the levels that keep to
-/// a snapshot, we would write over that. `new`: the name had never been locked before.
+/// The previous holder writes after our transaction has begun to read: at the levels with a
+/// snapshot, our write would overwrite it. `new`: the name was never locked before.
 async fn transaction_that_read_before_the_grant(books: &Books, level: &'static str, name: &str, new: bool) {
     let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
     if !new {
@@ -361,7 +361,7 @@ async fn transaction_that_read_before_the_grant(books: &Books, level: &'static s
         assert!(matches!(error, Error::Fence(FenceError::StaleSnapshot)), "{level}, new name {new}: {error:?}");
         assert!(error.is_conflict() && error.is_retryable() && !error.is_lost());
         tx.rollback().await.expect("rollback");
-        // As the error says: again, with the fence first.
+        // As the error advises, the transaction runs again with the fence first.
         let mut tx = books.at(level).await.begin().await;
         lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
         let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
@@ -385,7 +385,7 @@ async fn fence_refuses_a_stale_snapshot() {
 #[tokio::test]
 async fn fence_refuses_stale_snapshot_with_innodb_snapshot_isolation() {
     if DATABASE != Database::MariaDb {
-        // The others have one behaviour, which the test above shows.
+        // The other databases have one behaviour, which the test above checks.
         assert!(!DATABASE.is_mysql() || !keeps_to_snapshots().await);
         return;
     }
@@ -414,7 +414,7 @@ async fn fence_inside_a_savepoint_is_refused() {
         assert!(matches!(error, Error::Fence(FenceError::InSavepoint)), "{error}");
         inner.rollback().await.expect("rollback");
     }
-    // The transaction itself is none the worse.
+    // The transaction itself stays usable.
     lease.fence(&mut tx).await.expect("fence");
     tx.commit().await.expect("commit");
     lease.release().await.expect("release");

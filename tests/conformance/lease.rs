@@ -15,15 +15,14 @@ use crate::support::blocked::block_past;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
-/// Longer than any test takes: a name that was held for so long becomes free by a release, not by
-/// an expiry.
+/// Longer than any test takes: a name with this TTL becomes free by a release, not by an expiry.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Of a lease that is meant to expire.
+/// The TTL of a lease that must expire.
 const SHORT: Duration = Duration::from_millis(500);
 
 /// The limit of a wait that must fail: long enough for an answer of the database, because the error
-/// would be another one without it.
+/// would differ without an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn ms(ms: u64) -> Duration {
@@ -204,7 +203,7 @@ async fn extension_replaces_renewals() {
     let token = lease.token();
     lease.extend(LONG).await.expect("extend");
     assert!(lease.remaining() > LONG - SOON);
-    // At least so long from now: never shorter than before.
+    // The lease lasts at least this long from now, and never shorter than before.
     lease.extend(SHORT).await.expect("extend");
     assert!(lease.remaining() > LONG - SOON * 2);
     tokio::time::sleep(ms(5100)).await;
@@ -371,7 +370,7 @@ async fn run_passes_on_errors_of_the_work() {
     assert!(is_free(&theirs, "a").await);
 }
 
-/// Tells when it was dropped.
+/// Records its drop.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -440,7 +439,7 @@ async fn dropped_lease_is_released_in_background() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     drop(take(&ours, "a").await);
     take(&theirs, "a").await.release().await.expect("release");
-    // Also when nothing else is left of the client.
+    // The release also works when nothing else is left of the client.
     drop(take(&ours, "b").await);
     drop(ours);
     take(&theirs, "b").await.release().await.expect("release");
@@ -451,12 +450,12 @@ async fn release_reports_whether_the_lease_lasted() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     take(&ours, "a").await.release().await.expect("it was ours to the end");
-    // Taken away: the holder does not know it yet, but the database does.
+    // The lease was taken away: the database knows it, but not yet the holder.
     let lease = take(&ours, "a").await;
     assert!(theirs.evict("a", lease.token()).await.expect("evict"));
     assert!(lease.is_held());
     lost_by(lease.release().await.expect_err("evicted"), LossCause::Superseded);
-    // Expired: known without asking.
+    // The lease has expired: the holder knows it without asking.
     let lease = ours.lease("a").ttl(SHORT).renew(false).acquire().await.expect("acquire");
     tokio::time::sleep(SHORT).await;
     lost_by(lease.release().await.expect_err("expired"), LossCause::Expired);
@@ -504,7 +503,7 @@ async fn dropped_stale_guard_does_not_touch_successor() {
     soon("the loss", stale.lost()).await;
     let next = soon("the turn", theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
     drop(stale);
-    // Behind whatever the drop has sent, on the same connection.
+    // This release follows the statements of the drop on the same connection.
     take(&ours, "b").await.release().await.expect("release");
     next.extend(LONG).await.expect("still ours");
     next.release().await.expect("ours to the end");
@@ -781,7 +780,7 @@ async fn concurrent_tries_grant_a_free_name_once() {
         }
         assert_eq!(granted.len(), 1, "in round {round}");
         for lease in granted {
-            // Nothing else is on its way when the next round begins.
+            // Nothing else is in flight when the next round begins.
             lease.release().await.expect("released");
         }
     }

@@ -1,6 +1,6 @@
 //! Several names at once: the caller gets all or none, and callers do not wait for each other in a
-//! circle, in whatever order they name them. The names are acquired in the order of their bytes,
-//! each in its queue; those before the one that is waited for are held.
+//! circle, whatever order they give. The names are acquired in the order of their bytes, each in
+//! its queue; the request holds the names before the one for which it waits.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -18,7 +18,7 @@ use crate::support::worker::Worker;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
-/// Longer than any test lasts: whatever is free before that was given back.
+/// Longer than any test lasts: a name that is free before that was released.
 const LONG: Duration = Duration::from_secs(600);
 
 fn all(locks: &Locks, names: &[&str]) -> LeaseAllRequest {
@@ -171,7 +171,7 @@ async fn exclusive_shared_and_permits_are_held_together() {
     held.fence(&mut tx).await.expect("all are held");
     tx.rollback().await.expect("rollback");
 
-    // The last permit is taken, and nothing is left of the attempt.
+    // The last permit is taken, and the attempt leaves nothing behind.
     let again = theirs.lease_all(["aside"]).shared(["catalogue"]).permits(&uploads(&theirs), 1);
     assert!(again.try_acquire().await.expect("try").is_none());
     assert!(is_free(&theirs, "aside").await && !is_free(&theirs, "report").await);
@@ -275,7 +275,8 @@ async fn requests_for_several_names_keep_arrival_order() {
     until_no_place_is_left(&db).await;
 }
 
-/// Each of two has a name that the other wants next, whenever names are taken as they were named.
+/// If names were taken in the given order, each of two callers would have a name that the other
+/// wants next.
 #[tokio::test]
 async fn opposite_name_orders_do_not_deadlock() {
     let db = fresh().await;
@@ -349,7 +350,7 @@ async fn dropped_waiting_request_releases_its_names() {
     let behind_b = tokio::spawn(others.lease("b").ttl(LONG).acquire());
     until_waiters(&theirs, "b", 2).await;
     waits.abort();
-    // It does not block the queue any more.
+    // The request no longer blocks the queue.
     granted(behind_a).await.expect("acquire").release().await.expect("release");
     held.release().await.expect("release");
     granted(behind_b).await.expect("acquire").release().await.expect("release");
@@ -486,7 +487,7 @@ async fn an_owner_enters_again_what_it_holds_already() {
             both.release().await.expect("release");
             assert!(!is_free(&theirs, "a").await);
 
-            // Also when it has to wait for the others.
+            // This also holds if the request has to wait for the others.
             let b = theirs.lease("b").ttl(LONG).owner(Owner::random()).acquire().await.expect("acquire");
             let request = all(&ours, &["a", "b"]);
             let waits = enqueue(&theirs, request, "b", 0).await;
@@ -591,8 +592,8 @@ async fn shared_holder_is_refused_instead_of_deadlocking() {
     assert!(is_free(&locks, "b").await);
 }
 
-/// A reader keeps a SQLite file without a write-ahead log from being written: COMMIT is refused.
-/// Elsewhere readers are in nobody's way.
+/// A reader blocks writes to a SQLite file without a write-ahead log: COMMIT is refused. On other
+/// databases readers block no writer.
 #[tokio::test]
 async fn refused_commit_leaves_no_open_transaction() {
     let db = fresh().await;
@@ -618,7 +619,7 @@ async fn refused_commit_leaves_no_open_transaction() {
     both.release().await.expect("release");
 }
 
-/// A grant lasts from when the database made it, not from when it was asked for again.
+/// A grant counts from the moment at which the database made it, not from a repeated request.
 #[tokio::test]
 async fn grants_with_lost_replies_end_on_time() {
     const TTL: Duration = Duration::from_secs(20);

@@ -13,7 +13,7 @@ use crate::support::{Database, builder, connect, fresh, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// Fifty names that a collation, a pattern, a parser or a protocol might take for one another.
+/// Returns fifty names that a collation, a pattern, a parser or a protocol might confuse.
 fn odd_names() -> Vec<String> {
     let mut names: Vec<String> = [
         // Case, and letters that have none in ASCII.
@@ -63,7 +63,7 @@ fn odd_names() -> Vec<String> {
         "\\n",
         "a\\",
         "a'; --",
-        // What a parser might read.
+        // Words of parsers.
         "null",
         "NULL",
         "[1,\"2\"]",
@@ -107,7 +107,7 @@ async fn names_are_compared_byte_for_byte() {
     // Twice: the first time the rows do not exist, the second time they do.
     let mut last = BTreeMap::new();
     for _ in 0..2 {
-        // All are granted although all are held at once: no two are one.
+        // All are granted although all are held at once: no two names are equal.
         let leases = take_all(&ours, &names).await;
         assert_eq!(leases.len(), names.len());
         for (name, lease) in &leases {
@@ -176,7 +176,7 @@ async fn prefix_is_compared_byte_for_byte() {
         let found: Vec<&str> = listed.iter().map(|info| info.name.as_str()).collect();
         assert_eq!(found, expected, "{prefix:?}");
     }
-    // No name is as long, or contains a NUL: so none begins like that.
+    // No name is that long or contains a NUL, so no name has such a prefix.
     for prefix in ["x".repeat(256), "a\0".into()] {
         assert_eq!(locks.list(&prefix).await.expect("list"), [], "{prefix:?}");
     }
@@ -203,7 +203,7 @@ async fn eviction_and_purge_spare_similar_names() {
 
 #[tokio::test]
 async fn invalid_name_is_refused_before_sending() {
-    // Nobody answers here: whatever was sent would fail otherwise, and only after some seconds.
+    // No server answers here: a sent statement would fail differently, and only after some seconds.
     let nowhere = match DATABASE {
         Database::Postgres => "postgres://nobody@127.0.0.1:1/nothing",
         Database::MySql | Database::MariaDb => "mysql://nobody@127.0.0.1:1/nothing",

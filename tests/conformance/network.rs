@@ -24,17 +24,17 @@ use crate::{DATABASE, Sql};
 /// Longer than any test lasts: a name that is free before that was released.
 const LONG: Duration = Duration::from_secs(600);
 
-/// After so long, a statement that waits for SQLite's write lock has been refused once, and is
-/// waiting again.
+/// After this time, a statement that waits for SQLite's write lock has been refused once, and waits
+/// again.
 const REFUSED_ONCE: Duration = Duration::from_millis(2300);
 
-/// A database behind a network that the test commands.
+/// A database behind a network that the test controls.
 struct NetworkFixture {
     db: Fresh,
-    /// The way with the proxy in it; on SQLite the only one.
+    /// The URL that leads through the proxy; on SQLite the only URL.
     url: String,
     proxy: Option<Proxy>,
-    /// How the server knows the sessions that came through the proxy.
+    /// The mark by which the server identifies sessions that came through the proxy.
     mark: String,
     /// A pool of one connection that bypasses the proxy.
     direct: Pool<Sql>,
@@ -49,9 +49,9 @@ enum Fault {
     Refused,
     /// Bytes are swallowed without an error.
     Frozen,
-    /// Requests come through, replies do not.
+    /// Requests arrive, replies do not.
     Mute,
-    /// Replies take so long.
+    /// Replies are delayed by this time.
     Slow(Duration),
 }
 
@@ -73,7 +73,7 @@ impl NetworkFixture {
         Self { db, url, proxy, mark, direct, blocker, blocking: None }
     }
 
-    /// A client whose traffic takes the bad way, with both connections open and its statements
+    /// Creates a client behind the faulty network, with both connections open and its statements
     /// prepared.
     async fn locks(&self) -> Locks {
         let locks = self.cold_locks().await;
@@ -93,14 +93,14 @@ impl NetworkFixture {
         builder(connect(&self.url, 1).await).build()
     }
 
-    /// A client elsewhere, whose network is all right.
+    /// Creates a client whose network has no faults.
     async fn rival(&self) -> Locks {
         self.db.locks().await
     }
 
     async fn strike(&mut self, fault: Fault) {
         let Some(proxy) = &self.proxy else {
-            // Whatever the fault: another connection is writing.
+            // For every fault, another connection writes.
             let blocking = self.blocker.begin_with("BEGIN IMMEDIATE");
             self.blocking = Some(soon("the write lock", blocking).await.expect("begin"));
             return;
@@ -113,7 +113,7 @@ impl NetworkFixture {
         }
     }
 
-    /// Ends every connection on which nothing is under way, as a restarted server or a pooler does.
+    /// Ends every idle connection, as a restarted server or a pooler does.
     fn kill_idle(&self) {
         if let Some(proxy) = &self.proxy {
             proxy.reset();
@@ -129,11 +129,11 @@ impl NetworkFixture {
         }
     }
 
-    /// Cuts the connections at the moment when the server has done what it was asked and the reply
-    /// was swallowed: `done` checks the row.
+    /// Cuts the connections after the server has executed the request and the reply was swallowed:
+    /// `done` checks the row.
     async fn cut_when(&mut self, name: &str, done: impl Fn(&Row) -> bool) {
         let Some(proxy) = &self.proxy else {
-            // There is no reply to lose. What can happen is that a statement has to be sent again.
+            // SQLite has no reply to lose. Instead a statement has to be sent again.
             sleep(REFUSED_ONCE).await;
             self.mend().await;
             return;
@@ -163,8 +163,8 @@ impl NetworkFixture {
         soon(what, seen).await;
     }
 
-    /// How many sessions the server still has for clients behind the proxy, and how many of them in
-    /// a transaction.
+    /// Returns the number of sessions on the server for clients behind the proxy, and how many of
+    /// them are in a transaction.
     async fn sessions(&self) -> (i64, i64) {
         let sql = match DATABASE {
             Database::Postgres => format!(
@@ -190,7 +190,7 @@ impl NetworkFixture {
     async fn assert_nothing_left(mut self, clients: Vec<Locks>) {
         self.mend().await;
         for locks in clients {
-            // A release that failed is not this check's business; the name is looked at below.
+            // This check ignores a failed release; the name is checked below.
             let _ = soon("the end of a client", locks.shutdown()).await;
         }
         self.blocker.close().await;
@@ -279,7 +279,7 @@ fn open_handles(file: &str) -> usize {
         .count()
 }
 
-/// Lets the tasks of this runtime go as far as they can without an answer from outside.
+/// Lets the tasks of this runtime run as far as they can without an answer from outside.
 async fn yield_to_others() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -499,7 +499,7 @@ async fn grant_after_its_deadline_is_refused_and_released() {
     let error = soon("an answer", trying).await.expect("no panic").expect_err("too late to be a lease");
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.is_retryable(), "{error}");
-    // Its expiry would leave the hold in the row: it was given back.
+    // An expiry would leave the hold in the row, so the lease was released.
     network.until("the release", "a", |row| row.id.is_empty()).await;
     let next = rival.lease("a").try_acquire().await.expect("try").expect("free");
     next.release().await.expect("release");
@@ -516,8 +516,8 @@ async fn acquire_continues_after_a_late_grant() {
     let waited = locks.lease("b").wait(Duration::from_millis(300)).acquire().await;
     assert!(waited.expect_err("it is held").is_timeout());
     held.release().await.expect("release");
-    // Nothing is on its way when the network gets slow: a connection that is given up then is not
-    // replaced in time.
+    // Nothing is in flight when the network gets slow, because a connection that is given up then
+    // would not be replaced in time.
     locks.lease("b").acquire().await.expect("acquire").release().await.expect("release");
     let before = network.row("a").await.expect("the row").token;
     network.strike(Fault::Slow(ttl * 2)).await;
@@ -653,7 +653,7 @@ async fn lease_is_lost_when_refusals_outlast_ttl() {
     let token = lease.token();
     network.strike(Fault::Refused).await;
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
-    // Nothing is said about who holds the name: the database could not be asked.
+    // The error does not name a holder, because the database could not be asked.
     let error = soon("an answer", locks.lease("b").try_acquire()).await.expect_err("no database");
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.is_retryable() && !error.is_timeout() && !error.is_lost(), "{error}");
@@ -689,7 +689,8 @@ async fn frozen_holder_knows_before_another_can_hold() {
         assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
         next.release().await.expect("release");
     } else {
-        // Nobody can be granted anything while the file is blocked. The holder knows by the clock.
+        // No client can be granted a name while the file is blocked. The holder notices the loss by
+        // the clock.
         assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
         assert!(!lease.is_held());
     }
@@ -742,14 +743,13 @@ async fn calls_into_frozen_network_become_unavailable() {
         assert_eq!(inspected.expect("inspect").expect("held").token, token);
         assert_eq!(listed.expect("list").len(), 2);
     }
-    // It was sent, and may have arrived.
+    // The release was sent, and may have arrived.
     let error = released.expect_err("no answer");
     assert!(matches!(error, Error::Unknown { .. } | Error::Unavailable { .. }), "release: {error}");
     assert!(extended.is_held(), "extended by the repeated request");
     network.mend().await;
     soon("the release", extended.release()).await.expect("it was ours to the end");
-    // The release that got no answer was never made, as far as the database knows: the holding is
-    // for the TTL to end.
+    // The unanswered release never reached the database, so the TTL ends the holding.
     let orphan = network.row("r").await.expect("the row").token;
     let rival = network.rival().await;
     if let Some(left) = rival.inspect("r").await.expect("inspect") {
@@ -831,8 +831,8 @@ async fn acquire_dropped_before_arrival_takes_nothing() {
     acquiring.abort();
     assert!(acquiring.await.expect_err("it was dropped").is_cancelled());
     network.mend().await;
-    // The client works again, and what it asks for now comes after whatever it still did for the
-    // one that has gone.
+    // The client works again, and this request follows all statements that it still sent for the
+    // dropped one.
     let lease = soon("an answer", async {
         loop {
             match locks.lease("a").ttl(LONG).acquire().await {

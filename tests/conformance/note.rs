@@ -10,7 +10,7 @@ use crate::support::{fresh, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// The note of the holder, by inspection.
+/// Returns the note of the holder, by inspection.
 async fn noted(locks: &Locks, name: &str) -> Option<String> {
     locks.inspect(name).await.expect("inspect").expect("held").note
 }
@@ -100,7 +100,7 @@ async fn each_sharing_holder_has_its_own_note() {
     let shown = "SELECT note FROM sqlock_holders WHERE name = 'a' ORDER BY token";
     let shown: Vec<Option<String>> = sqlx::query_scalar(shown).fetch_all(&pool).await.expect("the view");
     assert_eq!(shown, notes().await);
-    // A sweeper leaves the notes of all that hold.
+    // A sweeper leaves the notes of all holders.
     ours.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
     assert_eq!(notes().await, [Some("one".into()), Some("two".into())]);
     second.release().await.expect("release");
@@ -187,7 +187,7 @@ async fn note_replaces_those_of_former_holders() {
         assert_eq!(stored(&pool).await, 2, "one of each name");
     }
 
-    // Those that still hold keep theirs.
+    // Current holders keep their notes.
     let first = ours.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
     let second = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
     let third = theirs.lease("a").ttl(LONG).shared().acquire().await.expect("acquire");
@@ -221,7 +221,7 @@ async fn sweep_deletes_notes_of_former_holders() {
     for (name, note) in [("a", Some("a")), ("b", Some("b")), ("c", None)] {
         assert_eq!(last(&locks, name).await.as_deref(), note);
     }
-    // As an earlier sweeper, which did not get to the notes, leaves them.
+    // The state after an earlier sweeper that did not delete the notes.
     sqlx::query("DELETE FROM sqlock_lease WHERE name <> 'a'").execute(&pool).await.expect("delete");
     locks.sweeper().sweep().await.expect("sweep");
     assert_eq!(stored(&pool).await, 1, "names without a row have no notes");

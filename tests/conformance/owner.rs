@@ -20,7 +20,7 @@ async fn holds(locks: &Locks, name: &str) -> usize {
     locks.inspect(name).await.expect("inspect").map_or(0, |info| info.holds)
 }
 
-/// Tries with another owner, also inside a scope.
+/// Tries with another owner, even inside a scope.
 async fn is_free(locks: &Locks, name: &str) -> bool {
     locks.lease(name).owner(Owner::random()).try_acquire().await.expect("try").is_some()
 }
@@ -61,7 +61,7 @@ async fn leases_without_owner_exclude_each_other() {
     let first = locks.lease("a").acquire().await.expect("acquire");
     assert!(locks.lease("a").try_acquire().await.expect("try").is_none());
     assert!(locks.lease("a").owner(Owner::random()).try_acquire().await.expect("try").is_none());
-    // A scope covers what is requested in it, and no more.
+    // A scope covers only the requests inside it.
     let inside = Owner::random().scope(async { locks.lease("b").acquire().await.expect("acquire") }).await;
     assert!(locks.lease("b").try_acquire().await.expect("try").is_none());
     inside.release().await.expect("release");
@@ -73,7 +73,7 @@ async fn owner_reenters_from_another_process() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
     let outer = enter(&ours, "a", Owner::random()).await;
-    // What one process prints and the other reads.
+    // One process prints the owner and the other reads it.
     let owner: Owner = outer.owner().to_string().parse().expect("an owner");
     assert_eq!(owner, outer.owner());
     let inner = enter(&theirs, "a", owner).await;

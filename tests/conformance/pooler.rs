@@ -21,11 +21,11 @@ use crate::support::server::{Kind, Options, PgBouncer, Server};
 use crate::support::{Database, Fresh, SOON, builder, connect, empty, soon};
 use crate::{DATABASE, Sql};
 
-/// A database as clients see it, and as it is.
+/// A database behind a pooler, with a direct connection.
 struct Pooled {
-    /// Through the pooler.
+    /// The URL through the pooler.
     url: String,
-    /// Past it.
+    /// A pool that bypasses the pooler.
     direct: Pool<Sql>,
     _bouncer: Option<PgBouncer>,
     _server: Option<Server>,
@@ -53,7 +53,8 @@ impl Pooled {
 
     /// Reads the settings of the pooler's sessions, or of the application's.
     async fn session_settings(&self) -> Vec<BTreeMap<String, String>> {
-        // As many transactions at once as the pooler has server connections: each is looked into.
+        // As many simultaneous transactions as the pooler has server connections, to inspect each
+        // of them.
         let pool = connect(&self.url, 4).await;
         let mut open = Vec::new();
         for _ in 0..4 {
@@ -120,7 +121,7 @@ impl Pooled {
                 };
                 assert_eq!(soon("a readable list", read()).await, 0, "transactions are left open");
             }
-            // The write lock can be had at once.
+            // The write lock is free at once.
             Database::Sqlite => {
                 let tx = self.direct.begin_with("BEGIN IMMEDIATE").await.expect("nobody has the write lock");
                 tx.rollback().await.expect("rollback");
@@ -129,7 +130,7 @@ impl Pooled {
     }
 }
 
-/// One after the other, everything that a lease can do.
+/// Runs all operations of a lease, one after the other.
 async fn all_verbs(pooled: &Pooled) {
     let (ours, theirs) = (pooled.locks().await, pooled.locks().await);
     ours.migrate().await.expect("migrate");
@@ -177,7 +178,7 @@ async fn all_verbs(pooled: &Pooled) {
     theirs.shutdown().await.expect("shutdown");
 }
 
-/// Twenty clients, one name that all want and one of each one's own.
+/// Runs twenty clients with a common name and a name of their own each.
 async fn twenty_clients(pooled: &Pooled) {
     let inside = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();

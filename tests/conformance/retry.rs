@@ -20,7 +20,7 @@ use crate::{DATABASE, Sql};
 
 type Tx<'c> = Transaction<'c, Sql>;
 
-/// An unlimited number of attempts: the test ends them.
+/// Returns a retry with unlimited attempts, which the test ends.
 fn patiently() -> Retry {
     Retry::new().attempts(u32::MAX).within(SOON * 4)
 }
@@ -96,7 +96,7 @@ async fn a_deadlock_is_rerun_and_both_get_through() {
                 runs.fetch_add(1, Ordering::SeqCst);
                 add_one(tx, from).await?;
                 if first.swap(false, Ordering::SeqCst) && DATABASE != Database::Sqlite {
-                    // Both have locked one row, and go for the other's.
+                    // Both have locked one row, and now request the other's.
                     met.wait().await;
                 }
                 add_one(tx, to).await?;
@@ -128,7 +128,7 @@ pub(super) async fn fail_and_go_on(books: &Books, tx: &mut Tx<'_>) {
     if DATABASE.is_mysql() {
         let mut crossing = books.pool.begin().await.expect("begin");
         add_one(&mut crossing, 2).await.expect("write");
-        // The transaction that has changed fewer rows is ended.
+        // The database ends the transaction that has changed fewer rows.
         let rows: Vec<String> = (100..200).map(|id| format!("({id}, 0)")).collect();
         let weight = format!("INSERT INTO counter (id, value) VALUES {}", rows.join(", "));
         crossing.execute(AssertSqlSafe(weight)).await.expect("write");
@@ -311,7 +311,7 @@ async fn permanent_error_ends_the_run_at_once() {
     assert!(matches!(&error, sqlx::Error::Database(error) if error.is_unique_violation()));
     assert_eq!(count(&runs), 2);
 
-    // What this crate says of other things than conflicts, and what stands behind that.
+    // Errors of this crate that are not conflicts, and their sources.
     let done = patiently().run(&books.pool, async |_| {
         runs.fetch_add(1, Ordering::SeqCst);
         Err::<(), _>(AppError::Lock(Error::from(sqlx::Error::PoolTimedOut)))
@@ -319,7 +319,7 @@ async fn permanent_error_ends_the_run_at_once() {
     assert!(matches!(done.await, Err(AppError::Lock(Error::PoolExhausted { .. }))));
     assert_eq!(count(&runs), 3);
 
-    // A connection that cannot be had.
+    // A connection that cannot be opened.
     let closed = connect(&books.db.url, 1).await;
     closed.close().await;
     let done = patiently().run(&closed, async |_| {
@@ -332,8 +332,8 @@ async fn permanent_error_ends_the_run_at_once() {
     assert_eq!(rows, 2);
 }
 
-/// The caller has said for how long to wait. On SQLite that is the busy timeout, and the lock that
-/// of all: there, what was waited for until the timeout is worth another attempt.
+/// The caller has set the limit of the wait. On SQLite this is the busy timeout for the only write
+/// lock: there, a timeout is worth another attempt.
 #[tokio::test]
 async fn lock_wait_timeout_is_not_retried() {
     let books = books().await;
@@ -382,7 +382,7 @@ async fn lock_wait_timeout_is_not_retried() {
     assert_eq!(count(&runs), 2);
 }
 
-/// For a transaction that is not under test.
+/// Returns the begin statement of a transaction that is not under test.
 fn begin_to_write() -> &'static str {
     if DATABASE == Database::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" }
 }
@@ -403,7 +403,7 @@ async fn bounded_attempts_return_the_last_error() {
         (Retry::new().attempts(0), 1, 1),
         (Retry::new().within(Duration::ZERO), 1, 1),
         (Retry::new(), 1, 10),
-        // Only the time ends this one.
+        // Only the time limit ends this case.
         (Retry::new().attempts(u32::MAX).within(Duration::from_millis(300)), 1, u32::MAX),
     ] {
         let start = Instant::now();
@@ -418,8 +418,8 @@ async fn bounded_attempts_return_the_last_error() {
     assert_eq!(bank.balance(1).await, 100, "all were rolled back");
 }
 
-/// An error that the closure keeps to itself. PostgreSQL undoes the transaction then, and answers
-/// the COMMIT as if all were well.
+/// The closure hides an error. PostgreSQL then rolls back the transaction, and answers the COMMIT
+/// without an error.
 #[tokio::test]
 async fn aborted_transaction_is_not_reported_as_committed() {
     let books = books().await;
@@ -436,13 +436,13 @@ async fn aborted_transaction_is_not_reported_as_committed() {
         let Err(sqlx::Error::Database(error)) = &done else { panic!("{done:?}") };
         assert_eq!((error.code().as_deref(), written), (Some("25P02"), 0));
     } else {
-        // The others undo the statement alone.
+        // The other databases roll back only the statement.
         done.expect("commit");
         assert_eq!(written, 1);
     }
     assert_eq!(count(&runs), 1);
 
-    // In a savepoint, it is an error to live with everywhere.
+    // In a savepoint, the error is harmless on every database.
     let done = patiently().run(&books.pool, async |tx| {
         add_one(tx, 2).await?;
         let mut inner = tx.begin().await?;
@@ -531,7 +531,7 @@ async fn commit_with_lost_reply_is_not_rerun() {
     let (done, ()) = soon("the answer", async { tokio::join!(running, cut) }).await;
     assert!(matches!(&done, Err(Error::CommitUnknown { source: sqlx::Error::Io(_) })), "{done:?}");
     drop(gate.close().await);
-    // It was committed; the closure, run again, would have added another one.
+    // The transaction was committed; a rerun of the closure would have added another one.
     let committed = async {
         while books.value(1).await == 0 {
             sleep(Duration::from_millis(5)).await;
@@ -540,15 +540,15 @@ async fn commit_with_lost_reply_is_not_rerun() {
     soon("the commit", committed).await;
     assert_eq!((books.value(1).await, count(&runs)), (1, 1));
     proxy.pass();
-    // The connection is none that anybody gets.
+    // The pool does not reuse the connection.
     assert_eq!(
         soon("another one", sqlx::query_scalar::<_, i32>("SELECT 1").fetch_one(&far)).await.expect("it works"),
         1
     );
 }
 
-/// SQLite has no network between: whatever it answers to a COMMIT, the outcome is known. In a file
-/// without a WAL readers hold a commit up, and that passes.
+/// SQLite has no network: its answer to a COMMIT is always known. In a file without a WAL, readers
+/// delay a commit for a time.
 async fn a_commit_that_must_wait_for_readers_is_run_again(books: &Books) {
     let db = crate::support::empty().await;
     let pool = db.pool_of(1).await;
@@ -580,7 +580,7 @@ async fn connection_lost_before_commit_is_a_failure() {
     let books = books().await;
     let runs = AtomicU32::new(0);
     if DATABASE == Database::Sqlite {
-        // Nothing to lose there but the closure itself.
+        // SQLite has no connection to lose, only the closure itself.
         let pool = books.pool.clone();
         let running = tokio::spawn(async move {
             let panics = Retry::new().run(&pool, async |tx| {
@@ -635,8 +635,8 @@ async fn dropped_future_rolls_back_at_once() {
     soon("the pool", run(&small, "UPDATE counter SET value = value + 10 WHERE id = 1")).await;
 }
 
-/// Wherever it is dropped, and whatever was being prepared there: the pool has its connection
-/// again, no transaction is left open, and what is written is written whole.
+/// At every point of a drop, even while a statement is prepared, the pool gets its connection back,
+/// no transaction is left open, and writes are complete.
 #[tokio::test]
 async fn run_may_be_dropped_anywhere() {
     let books = books().await;
@@ -722,7 +722,7 @@ async fn pool_stays_usable_after_statement_ended_transaction() {
     let books = books().await;
     for pool in pools_of_one(&books).await {
         for &statements in statements_that_end_a_transaction() {
-            // What becomes of this run is for other tests to say.
+            // Other tests check the outcome of this run.
             let _ = Retry::new().run(&pool, async |tx| send(tx, statements).await).await;
             let _ = Retry::new()
                 .run(&pool, async |tx| {
@@ -755,8 +755,8 @@ async fn run_dropped_after(pool: &Pool<Sql>, statements: &'static [&'static str]
     }
 }
 
-/// The pool of one has its connection again, and what is written on it is not part of a transaction
-/// that somebody left: others can write the same at once.
+/// Checks that the pool of one has its connection again, and that its writes are not part of an
+/// abandoned transaction: others can write the same row at once.
 async fn free(pool: &Pool<Sql>, others: &Pool<Sql>) {
     let write = "UPDATE counter SET value = value";
     soon("a connection that is free", run(pool, write)).await;

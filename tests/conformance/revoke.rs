@@ -11,12 +11,12 @@ use crate::support::{Database, fresh, soon, until_waiters};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// Waits until the holder has heard of the request.
+/// Waits until the holder has received the request.
 async fn is_asked(lease: &Lease) {
     soon("the request", lease.revoke_requested()).await;
 }
 
-/// Whether the holder has heard of a request so far.
+/// Whether the holder has received a request so far.
 async fn was_asked(lease: &Lease) -> bool {
     timeout(Duration::ZERO, lease.revoke_requested()).await.is_ok()
 }
@@ -62,7 +62,7 @@ async fn request_concerns_only_present_holder() {
     is_asked(&first).await;
     first.release().await.expect("release");
     let next = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    // The next request has passed every heartbeat and look that an earlier one could need.
+    // The next request shows that every heartbeat and look for an earlier one has passed.
     assert_eq!(theirs.ask_to_release("b").await.expect("ask"), 1);
     is_asked(&other).await;
     assert!(!was_asked(&next).await);
@@ -130,7 +130,7 @@ async fn reentrant_leases_are_all_informed() {
     }
     let late = ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
     assert!(was_asked(&late).await, "it has entered a holding that was asked for");
-    // A client that enters later hears of the next request.
+    // A client that enters later receives the next request.
     let other = db.locks().await;
     let late = other.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
     assert_eq!(theirs.ask_to_release("a").await.expect("ask"), 1);

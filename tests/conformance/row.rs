@@ -22,7 +22,7 @@ use crate::{DATABASE, Sql};
 /// Long enough for the answer of a statement that does not wait.
 const A_WHILE: Duration = Duration::from_millis(300);
 
-/// As an application begins a transaction that is going to lock.
+/// Begins a transaction for locks, as an application does.
 async fn begin(pool: &Pool<Sql>) -> Transaction<'static, Sql> {
     let begun = match DATABASE {
         Database::Sqlite => pool.begin_with("BEGIN IMMEDIATE").await,
@@ -42,7 +42,7 @@ impl Rival {
         Self { locks: books.db.locks().await, pool: impatient(&books.db.url).await }
     }
 
-    /// Whether it would get the lock on the name at once.
+    /// Whether the rival would get the lock on the name at once.
     async fn finds_free(&self, name: &str) -> bool {
         if DATABASE == Database::Sqlite {
             return self.gets_the_file().await;
@@ -73,8 +73,8 @@ impl Rival {
     }
 }
 
-/// A pool whose connections do not wait for SQLite's write lock: whether it is free is the
-/// question.
+/// Creates a pool whose connections do not wait for SQLite's write lock, to see whether the lock is
+/// free.
 async fn impatient(url: &str) -> Pool<Sql> {
     let set = if DATABASE == Database::Sqlite { "PRAGMA busy_timeout = 0" } else { "SELECT 1" };
     sqlx::pool::PoolOptions::<Sql>::new()
@@ -172,7 +172,7 @@ async fn missing_row_hinders_nobody_who_wants_another_name() {
     }
 }
 
-/// What the type promises of SQLite.
+/// Checks the documented behaviour of SQLite.
 async fn one_writer_locks_everything() {
     let books = books().await;
     let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
@@ -209,7 +209,7 @@ async fn refused_try_leaves_the_transaction_as_it_was() {
     ours.row("a").lock(&mut holder).await.expect("lock");
     ours.row_of("counter", "id", 1_i64).lock(&mut holder).await.expect("lock");
     if DATABASE == Database::Sqlite {
-        // The one that would be refused does not even begin.
+        // The refused transaction cannot even begin.
         assert!(!Rival::on(&books).await.finds_free("a").await);
         return;
     }
@@ -230,7 +230,7 @@ async fn refused_try_leaves_the_transaction_as_it_was() {
     assert_eq!(books.value(2).await, 2 * i64::try_from(levels().len()).expect("few"), "all was committed");
 }
 
-/// What a session could have set, and what a wait may use.
+/// Reads the settings of the session that a wait may change.
 async fn settings(tx: &mut Transaction<'static, Sql>) -> Vec<String> {
     let names: &[&str] = match DATABASE {
         Database::Postgres => &["SHOW statement_timeout", "SHOW lock_timeout"],
@@ -294,7 +294,7 @@ async fn run_in(tx: &mut Transaction<'static, Sql>, sql: &'static str) {
     sqlx::query(sql).execute(&mut **tx).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
 }
 
-/// The session's own limit on one wait is shorter than what was asked for.
+/// The session's own limit of a wait is shorter than the requested one.
 #[tokio::test]
 async fn wait_goes_on_past_the_sessions_own_limit() {
     if DATABASE == Database::Sqlite {
@@ -350,7 +350,7 @@ async fn opposite_lock_orders_do_not_deadlock() {
 }
 
 /// Two transactions lock two names in opposite order. The database ends one of them, with an error
-/// that another attempt may cure.
+/// that another attempt may avoid.
 #[tokio::test]
 async fn deadlock_is_a_conflict() {
     if DATABASE == Database::Sqlite {
@@ -414,7 +414,8 @@ async fn pool_of_one_connection_is_enough() {
     tx.commit().await.expect("commit");
 }
 
-/// What an application does: it runs the transaction again when it met a concurrent change.
+/// Increments a counter as an application does, and reruns the transaction after a concurrent
+/// change.
 async fn increment(business: &Business, locks: &Locks, named: bool) {
     loop {
         let mut tx = business.begin().await;
@@ -595,7 +596,7 @@ async fn vouchers(books: &Books) {
     }
 }
 
-/// How many vouchers another session could lock.
+/// Returns the number of vouchers that another session could lock.
 async fn free_vouchers(books: &Books) -> usize {
     let mut other = books.pool.begin().await.expect("begin");
     let free = other.fetch_all("SELECT id FROM voucher FOR UPDATE SKIP LOCKED").await.expect("rows");
@@ -717,13 +718,13 @@ async fn unique_index_that_cannot_be_used_is_refused() {
     }
 }
 
-/// MyISAM takes the statement and locks nothing.
+/// MyISAM accepts the statement and locks nothing.
 #[tokio::test]
 async fn table_whose_engine_locks_no_rows_is_refused() {
     let books = books().await;
     let locks = books.db.locks().await;
     if !DATABASE.is_mysql() {
-        // All tables are alike there, save those without rows of their own.
+        // All tables have row locks there, except views.
         run(&books.pool, "CREATE VIEW counted AS SELECT id, value FROM counter").await;
         let mut tx = begin(&books.pool).await;
         let error = locks.row_of("counted", "id", 1_i64).lock(&mut tx).await.expect_err("a view has no index");
@@ -857,8 +858,8 @@ async fn shared_row_locks_exclude_exclusive_ones() {
     assert!(rival.finds_free("a").await);
 }
 
-/// On SQLite a transaction has to begin as one that writes. Elsewhere, what corresponds to it is a
-/// snapshot that is older than the row's last change.
+/// On SQLite a transaction has to begin as a writing one. On other databases, the counterpart is a
+/// snapshot older than the row's last change.
 #[tokio::test]
 async fn transaction_that_reads_from_before_is_refused() {
     let books = books().await;
@@ -927,7 +928,8 @@ async fn sweeper_purges_unused_rows_and_spares_locked() {
     locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
     let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM sqlock_row").fetch_one(&books.pool).await.expect("count");
     assert_eq!(left, 2, "locked and young");
-    // The client believes that it is there. It finds out, and the next attempt creates it again.
+    // The client assumes that the row exists. It finds out the truth, and the next attempt creates
+    // the row again.
     let mut tx = begin(&books.pool).await;
     let error = locks.row("old").lock(&mut tx).await.expect_err("purged");
     assert!(error.is_conflict(), "{error}");
@@ -995,13 +997,13 @@ async fn dropped_wait_leaves_no_lock_or_transaction() {
     }
 }
 
-/// A lock of one row looks at one row, by the unique index, and locks nothing beside it: what the
-/// server itself counts.
+/// A lock of one row reads one row, by the unique index, and locks no other: the counters of the
+/// server show it.
 #[tokio::test]
 async fn row_lock_uses_the_unique_index() {
     let books = books().await;
     if DATABASE == Database::Sqlite {
-        // Which rows are looked at: the plan says it.
+        // The plan shows which rows are read.
         let plan = sqlx::query("EXPLAIN QUERY PLAN SELECT id FROM counter WHERE id = 1").fetch_one(&books.pool).await;
         let plan: String = plan.expect("a plan").get("detail");
         assert!(plan.starts_with("SEARCH counter USING INTEGER PRIMARY KEY"), "{plan}");
@@ -1040,8 +1042,8 @@ async fn row_lock_uses_the_unique_index() {
         let mut tx = business.begin().await;
         let before = self::before(&mut tx, "sqlock_row").await;
         locks.row("n/1010").lock(&mut tx).await.expect("lock");
-        // Where PostgreSQL would not tell those who wait that somebody was there before them, the
-        // row is written as well.
+        // At levels where PostgreSQL would not report an earlier holder to waiters, the lock also
+        // writes the row.
         let marked = DATABASE == Database::Postgres && ["REPEATABLE READ", "SERIALIZABLE"].contains(level);
         assert_eq!(touched(&mut tx, "sqlock_row").await, before + 1 + i64::from(marked), "{level}: by name");
         tx.rollback().await.expect("rollback");
@@ -1082,7 +1084,7 @@ async fn touched(tx: &mut Transaction<'static, Sql>, table: &str) -> i64 {
     before.rsplit(' ').next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// A bound can run out at any moment, also when the lock has just been had.
+/// The limit can be reached at any moment, even just after the lock was granted.
 #[tokio::test]
 async fn shortest_wait_leaves_the_transaction_usable_too() {
     let books = books().await;
@@ -1103,7 +1105,7 @@ async fn shortest_wait_leaves_the_transaction_usable_too() {
     }
 }
 
-/// A transaction must see the writes of the one before, or fail.
+/// A transaction must see the writes of the previous holder, or fail.
 #[tokio::test]
 async fn awaited_row_is_refused_with_older_snapshot() {
     let books = books().await;
@@ -1297,8 +1299,8 @@ async fn key_update_keeps_children_out() {
     }
 }
 
-/// Whatever the case in which the keys are given: otherwise two transactions deadlock that lock
-/// ("a", "B") and ("A", "b").
+/// The case of the keys must not matter: otherwise two transactions that lock ("a", "B") and ("A",
+/// "b") would deadlock.
 #[tokio::test]
 async fn rows_are_locked_in_collation_order() {
     if !DATABASE.is_mysql() {

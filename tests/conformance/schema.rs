@@ -56,7 +56,7 @@ async fn concurrent_migrations_create_the_tables_once() {
     assert_eq!(applied, migrations());
 }
 
-/// How many there are.
+/// Returns the number of migrations.
 fn migrations() -> i64 {
     match DATABASE {
         Database::Postgres => 5,
@@ -164,7 +164,7 @@ async fn missing_tables_are_reported_as_not_migrated() {
     for answer in soon("the answers", many.join_all()).await {
         assert!(matches!(answer, Err(Error::NotMigrated { .. })), "{answer:?}");
     }
-    // The client is none the worse for it.
+    // The client stays usable.
     locks.migrate().await.expect("migrate");
     works(&locks).await;
 }
@@ -174,12 +174,12 @@ pub(super) struct Restricted {
     name: String,
     pub(super) db: Fresh,
     admin: Pool<Sql>,
-    /// As the restricted user.
+    /// The URL of the restricted user.
     pub(super) url: String,
 }
 
 impl Restricted {
-    /// May do nothing yet but connect.
+    /// Creates a user that may only connect.
     pub(super) async fn on(db: Fresh) -> Self {
         let admin = db.pool_of(1).await;
         let place = if DATABASE == Database::Postgres { "SELECT current_schema()" } else { "SELECT DATABASE()" };
@@ -189,8 +189,7 @@ impl Restricted {
             run(&admin, &format!("CREATE ROLE {name} LOGIN PASSWORD '{name}'")).await;
             run(&admin, &format!("GRANT USAGE ON SCHEMA {place} TO {name}")).await;
         } else {
-            // No password: a longer way to log in than TCP without TLS has is not what is tested
-            // here.
+            // No password, because this test is not about authentication over TCP without TLS.
             run(&admin, &format!("CREATE USER {name}@'%'")).await;
         }
         let (scheme, rest) = db.url.split_once("://").expect("a URL");
@@ -236,8 +235,8 @@ async fn run(pool: &Pool<Sql>, sql: &str) {
 #[tokio::test]
 async fn existing_tables_need_no_create_right() {
     if DATABASE == Database::Sqlite {
-        // There are no users; the nearest is a connection that may only read. Nothing to do is
-        // found out by reading.
+        // SQLite has no users; a read-only connection is the closest. Reading suffices to find that
+        // nothing is to do.
         let db = empty().await;
         db.locks().await.migrate().await.expect("migrate");
         let url = db.url.replace("mode=rwc", "mode=ro");
@@ -320,8 +319,8 @@ async fn interrupted_migration_is_repaired() {
     let locks = db.locks().await;
     locks.migrate().await.expect("migrate");
     if DATABASE.is_mysql() {
-        // As a migrator leaves it that was killed between its record and its table: DDL commits by
-        // itself.
+        // The state after a migrator was killed between its record and its table: DDL commits
+        // implicitly.
         run(&pool, "DROP TABLE sqlock_entry").await;
         run(
             &pool,
@@ -329,13 +328,13 @@ async fn interrupted_migration_is_repaired() {
         )
         .await;
     } else {
-        // Record and table are one transaction: there is either both or none.
+        // Record and table are one transaction, so both exist or neither.
         run(&pool, "DROP VIEW sqlock_holders").await;
         run(&pool, "DROP TABLE sqlock_lease").await;
         run(&pool, "DELETE FROM _sqlock_migrations").await;
     }
     assert!(matches!(locks.lease("a").acquire().await, Err(Error::NotMigrated { .. })));
-    // Two at once, since all processes restart after an incident.
+    // Two migrate at once, because all processes restart after an incident.
     let other = db.locks().await;
     let (one, two) = soon("the repair", async { tokio::join!(locks.migrate(), other.migrate()) }).await;
     one.and(two).expect("migrate");
@@ -351,7 +350,7 @@ async fn older_schema_is_brought_up_to_date() {
     let db = empty().await;
     let (pool, locks) = (db.pool().await, db.locks().await);
     locks.migrate().await.expect("migrate");
-    // As a release left it that did not have the view.
+    // The state after a release without the view.
     run(&pool, "DROP VIEW sqlock_holders").await;
     run(&pool, &format!("DELETE FROM _sqlock_migrations WHERE version = {}", migrations())).await;
     let lease = locks.lease("a").acquire().await.expect("acquire");

@@ -47,7 +47,7 @@ impl Role {
     }
 }
 
-/// The tables and the rights in the rows of the guide for a task.
+/// Returns the tables and rights in the guide's rows for a task.
 fn documented_rights(task: &str) -> Vec<(Vec<String>, String)> {
     let rows = GUIDE.lines().filter_map(|line| line.strip_prefix("//! | ")?.strip_suffix(" |"));
     let rows = rows.filter_map(|row| {

@@ -114,7 +114,8 @@ async fn free_permit_is_granted_when_nobody_waits() {
         assert!(error.is_timeout(), "{error}");
     }
     two.release().await.expect("ours to the end");
-    // One is still taken. Who waits for all of them keeps the others out, although two are free.
+    // One permit is still taken. A request for all permits keeps the others out, although two are
+    // free.
     let all = enqueue(&there, 3, &ours, 0).await;
     assert_full(&here, &ours, 1).await;
     drop(one);
@@ -290,7 +291,7 @@ async fn exclusive_lease_and_permits_exclude_each_other() {
     let request = ours.lease("a").ttl(LONG);
     let alone = tokio::spawn(request.acquire());
     until_waiters(&theirs, "a", 1).await;
-    // One permit is free, and who wants the name alone came first.
+    // One permit is free, but an exclusive request came first.
     assert_full(&there, &theirs, 1).await;
     let waits = enqueue(&there, 1, &theirs, 1).await;
     two.release().await.expect("ours to the end");
@@ -338,7 +339,7 @@ async fn permit_behaves_like_a_lease() {
     tx.commit().await.expect("commit");
     let error = permit.downgrade().await.expect_err("shared already");
     assert!(matches!(error, Error::Conversion { .. }), "{error}");
-    // Exported, it is as many of as many.
+    // The exported text has the same permits and limit.
     let exported = permit.export().expect("export").to_string();
     let permit = theirs.resume(exported.parse().expect("it was printed")).await.expect("resume");
     assert!(three.try_acquire_many(2).await.expect("try").is_none());

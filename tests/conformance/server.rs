@@ -98,7 +98,7 @@ async fn lease_survives_server_crash_within_ttl() {
     assert!(lease.is_held());
     fixture.revive();
 
-    // It is there, as it was, and keeps others out.
+    // The lease exists as before, and excludes others.
     let info = theirs.inspect("a").await.expect("inspect").expect("held");
     assert_eq!(info.token, lease.token());
     assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
@@ -125,7 +125,7 @@ async fn server_crash_beyond_ttl_ends_lease_on_time() {
     let (ours, theirs) = (fixture.db().locks().await, fixture.db().locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(2)).acquire().await.expect("acquire");
     fixture.crash().await;
-    // Nothing can move it from here on.
+    // Nothing can extend the lease from here on.
     ends_at_its_deadline(&lease).await;
     fixture.revive();
 
@@ -176,7 +176,7 @@ fn deadline(lease: &Lease) -> Instant {
 /// The loss of a lease that cannot be renewed is reported at its deadline, neither before nor
 /// after.
 async fn ends_at_its_deadline(lease: &Lease) {
-    // For a reply that has arrived but was not read yet.
+    // Leaves time for a reply that has arrived but was not read yet.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let before = deadline(lease);
     let remaining = lease.remaining();
@@ -194,8 +194,8 @@ async fn ends_at_its_deadline(lease: &Lease) {
     tokio::join!(held, answer);
 }
 
-/// Clients that have spoken to the database and are going to need it again, one for each call, and
-/// one that has not yet.
+/// Clients that have used the database and will need it again, one for each call, and one unused
+/// client.
 struct Clients {
     trying: Locks,
     waiting: Locks,
@@ -219,8 +219,8 @@ impl Clients {
     async fn find_it_unavailable(self) -> [Locks; 5] {
         let Self { trying, waiting, looking, releasing, lease, new } = self;
         let short = Duration::from_millis(300);
-        // What a frozen server has been asked it does when it thaws, for nobody, and then only the
-        // TTL ends it.
+        // A frozen server executes pending requests when it thaws, without a waiting client, and
+        // only the TTL ends such a lease.
         let ask = |locks: &Locks, name| locks.lease(name).ttl(Duration::from_secs(2));
         let calls = async {
             tokio::join!(
@@ -242,7 +242,7 @@ impl Clients {
         ] {
             assert!(matches!(error, Some(Error::Unavailable { .. })), "{what}: {error:?}");
         }
-        // Whether it got through before the lights went out may be more than the client knows.
+        // The client may not know whether the release took effect before the freeze.
         assert!(matches!(released, Err(Error::Unavailable { .. } | Error::Unknown { .. })), "release: {released:?}");
         [trying, waiting, looking, releasing, new]
     }

@@ -113,7 +113,7 @@ async fn response(mut stream: TcpStream) -> io::Result<(u16, String)> {
     Ok((status.ok_or(io::ErrorKind::InvalidData)?, body.to_owned()))
 }
 
-/// A way to the database that can be blocked: a proxy, or on SQLite the only writer.
+/// A path to the database that can be blocked: a proxy, or on SQLite the only writer.
 struct Way {
     url: String,
     proxy: Option<Proxy>,
@@ -182,7 +182,7 @@ async fn service_shows_load_and_faults_and_drains() {
     way.open().await;
     service.health_becomes(200).await;
 
-    // The end: what is held finishes, what waits is refused.
+    // The end: holders finish, waiters are refused.
     let waiter = service.upload("plan", "more").await;
     service.metric_reaches("sqlock_waiting{name=\"document\"}", 1.0).await;
     let pid = service.process.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("it runs");

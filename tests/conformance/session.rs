@@ -95,7 +95,7 @@ async fn session_lock_excludes_other_clients_and_tasks() {
     let lock = hold(&ours, "a").await;
     assert_eq!(lock.name().as_str(), "a");
     assert!(lock.is_held());
-    // A server would grant it to the same session as often as it asks.
+    // A server would grant the lock to the same session any number of times.
     assert!(!is_free(&ours, "a").await);
     assert!(!is_free(&theirs, "a").await);
     assert!(is_free(&ours, "b").await);
@@ -145,7 +145,7 @@ async fn release_admits_local_waiters_in_order() {
             order.send(i).expect("somebody listens");
             lock.release().await
         });
-        // One poll brings it into line.
+        // One poll adds the request to the queue.
         tokio::task::yield_now().await;
     }
     first.release().await.expect("ours to the end");
@@ -175,7 +175,7 @@ async fn wait_times_out_at_its_limit() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lock = hold(&ours, "a").await;
     const WAIT: Duration = Duration::from_secs(2);
-    // Warm, so that the time is that of waiting and not that of connecting.
+    // The connection is open, so that the time is that of waiting, not of connecting.
     assert!(!is_free(&theirs, "a").await);
     for locks in [&ours, &theirs] {
         let start = Instant::now();
@@ -451,7 +451,7 @@ async fn ended_connection_loses_all_its_session_locks() {
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (a, b) = (hold(&ours, "a").await, hold(&ours, "b").await);
     if DATABASE == Database::Sqlite {
-        // There is nothing that could be ended, other than this process.
+        // Only the end of this process could end the lock.
         assert!(timeout(Duration::from_secs(2), a.lost()).await.is_err());
         assert!(a.is_held());
         return;
@@ -507,7 +507,7 @@ async fn release_on_ended_connection_reports_the_loss() {
         lock.release().await.expect("ours to the end");
     } else {
         end_the_connection(&connect(&db.url, 1).await).await;
-        // Before anybody had reason to ask.
+        // The release comes before any check of the lock.
         let error = lock.release().await.expect_err("lost");
         assert!(matches!(error, Error::SessionLost { .. }), "{error}");
     }
@@ -525,7 +525,7 @@ async fn unconfirmed_unlock_closes_the_connection() {
     let locks = builder(connect(&url, 1).await).build();
     let (a, b) = (hold(&locks, "a").await, hold(&locks, "b").await);
     assert_eq!(witness.connections().await, 1);
-    // (Or that to the question whether we are there; the release comes too late then.)
+    // (Or the reply to the keep-alive is cut, and the release comes too late.)
     let cut = proxy.cut_next_reply();
     let error = soon("the verdict", a.release()).await.expect_err("not known");
     assert!(matches!(error, Error::SessionLost { .. }), "{error}");
@@ -542,8 +542,7 @@ fn place(db: &Fresh) -> String {
     format!("{path}-sqlock-session")
 }
 
-/// On SQLite, an unlock cannot fail. What is to be seen from outside is a file for each name that
-/// is locked.
+/// On SQLite, an unlock cannot fail. From outside, each locked name is visible as a file.
 async fn lock_file_exists_while_name_is_locked(db: &Fresh) {
     let files = || std::fs::read_dir(place(db)).map_or(0, Iterator::count);
     let (ours, theirs) = (db.locks().await, db.locks().await);
@@ -699,7 +698,7 @@ async fn behind_pgbouncer() {
             assert_unsupported(locks.session("a").acquire().await, "a lease");
         }
     }
-    // One that is busy with others from the first moment on.
+    // A pooler that is busy with other clients from the beginning.
     for _ in 0..3 {
         let bouncer = PgBouncer::start(&server);
         let business = connect(&bouncer.url(), 3).await;
@@ -723,7 +722,7 @@ async fn behind_pgbouncer() {
         others.abort_all();
         while others.join_next().await.is_some() {}
     }
-    // Nothing of it is left on the sessions that all share.
+    // The shared sessions keep no trace of the probe.
     let left: (i64, i64) =
         sqlx::query_as::<Sql, _>(LEFT_BEHIND).fetch_one(&connect(&server.url(), 1).await).await.expect("left");
     assert_eq!(left, (0, 0));

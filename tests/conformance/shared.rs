@@ -54,7 +54,7 @@ pub(super) async fn enqueue(request: LeaseRequest, witness: &Locks, before: usiz
 /// the database.
 async fn waits_locally(request: LeaseRequest) -> JoinHandle<Lease> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
-    // More than a statement may take: others know when it came by how long it has waited.
+    // More than a statement may take: the store computes the arrival from the waiting time.
     sleep(Duration::from_millis(500)).await;
     assert!(!waits.is_finished(), "it had to wait");
     waits
@@ -84,7 +84,7 @@ pub(super) async fn assert_nothing_is_left(db: &Fresh) {
     let pool = db.pool_of(1).await;
     let next = taken(writing(&db.locks().await)).await;
     next.release().await.expect("release");
-    // A release that meets a locked row is carried out when that is free again.
+    // A release that meets a locked row is carried out when the row is free again.
     let witness = db.locks().await;
     soon("the end of all places and holdings", async {
         while places(&pool).await > 0 || !witness.list("").await.expect("list").is_empty() {
@@ -135,7 +135,7 @@ async fn waiting_writer_blocks_later_readers() {
     let writer = enqueue(writing(&theirs), &ours, 0).await;
     let mut readers = Vec::new();
     for i in 0..5 {
-        // Of clients of their own, and of the one that shares the name already.
+        // Requests of new clients, and of the one that already shares the name.
         let locks = if i == 0 { ours.clone() } else { db.locks().await };
         readers.push(enqueue(reading(&locks), &ours, i + 1).await);
     }
@@ -158,7 +158,7 @@ async fn waiting_writer_blocks_later_readers() {
         tokens.insert(reader.token().get());
         inside.push(reader);
     }
-    // A token is a clock. Those of one grant follow one another without a gap.
+    // A token is a clock value. The tokens of one grant are consecutive.
     let (least, most) = (tokens.first().expect("five"), tokens.last().expect("five"));
     assert_eq!((tokens.len(), most - least), (5, 4), "not all in one go");
     assert!(!last.is_finished());
@@ -235,7 +235,7 @@ async fn holders_and_waiters_are_listed_individually() {
 
 // ---- a crowd
 
-/// Some in this process, by several clients, and some in two others.
+/// Some occupants in this process, by several clients, and some in two others.
 struct Crowd {
     here: JoinSet<Result<Visits, String>>,
     there: Vec<Worker>,
@@ -349,7 +349,7 @@ async fn writer_follows_last_killed_reader_after_ttl() {
     dying.ask(&format!("as shared a {}", BRIEF.as_millis())).await;
     let writer = enqueue(writing(&db.locks().await), &locks, 0).await;
     dying.kill();
-    // One that was on its way may still arrive: the last expiry seen is the one that counts.
+    // A renewal in flight may still arrive, so the last expiry seen counts.
     let mut last = None;
     let next = soon("the takeover", async {
         loop {
@@ -622,7 +622,7 @@ async fn upgrade_of_a_share_is_refused_at_once() {
         }
     };
     refused().await;
-    // It leaves no entry, and to other clients the name is held.
+    // The request leaves no entry, and other clients see the name as held.
     until_waiters(&others, "a", 0).await;
     assert!(writing(&theirs).try_acquire().await.expect("try").is_none());
     // Beside other readers, and behind a writer that waits.
@@ -635,7 +635,7 @@ async fn upgrade_of_a_share_is_refused_at_once() {
     share.release().await.expect("ours to the end");
     beside.release().await.expect("ours to the end");
     granted(writer).await.release().await.expect("ours to the end");
-    // What was given back can be had alone.
+    // The released name can be acquired exclusively.
     taken(writing(&ours).owner(owner)).await.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
@@ -841,7 +841,7 @@ fn read_committed() -> &'static str {
     if DATABASE == Database::Sqlite { "DEFERRED" } else { "READ COMMITTED" }
 }
 
-/// The levels at which a transaction reads what is, and what was.
+/// The levels at which a transaction reads the latest rows, and a snapshot.
 fn two_levels() -> &'static [&'static str] {
     if DATABASE == Database::Sqlite { &["DEFERRED"] } else { &["READ COMMITTED", "REPEATABLE READ"] }
 }
@@ -854,7 +854,7 @@ async fn reader_cannot_fence_after_a_writer() {
         // When the name is free again, when the writer still has it, and when others share it.
         for since in ["free", "held", "shared"] {
             for began_before in [false, true] {
-                // Without a heartbeat, which would tell it of the eviction.
+                // Without a heartbeat, which would report the eviction.
                 let reader = taken(reading(&ours).renew(false)).await;
                 let mut tx = books.at(level).await.begin().await;
                 if began_before {
@@ -950,8 +950,8 @@ async fn two_readers_can_fence_at_once() {
         drop((one, two));
         return assert_nothing_is_left(&books.db).await;
     }
-    // One that was granted before the first fence would do; one that comes while it is open must
-    // not wait for it either.
+    // A share from before the first fence can be fenced; a share granted while the fence is open
+    // must not wait for it either.
     let two = taken(reading(&theirs)).await;
     let mut second = books.pool.begin().await.expect("begin");
     soon("the second fence", two.fence(&mut second)).await.expect("fence");
@@ -994,7 +994,7 @@ async fn exported_share_continues_in_another_process() {
     beside.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 
-    // Not when it has ended on the way.
+    // A lease that has ended meanwhile cannot be resumed.
     let lost = taken(reading(&theirs)).await;
     let (token, exported) = (lost.token(), lost.export().expect("export"));
     assert!(others.evict("a", token).await.expect("evict"));
@@ -1041,7 +1041,7 @@ async fn share_is_extended_by_holder_and_by_token() {
     assert_eq!(after[1].expires_at, before[1].expires_at, "the other's is its own");
     assert!(theirs.extend("a", second.token(), LONG).await.expect("extend"));
     assert!(holders(&ours).await[1].remaining > LONG / 2);
-    // It never shortens.
+    // The extension never shortens a lease.
     assert!(theirs.extend("a", second.token(), BRIEF).await.expect("extend"));
     assert!(holders(&ours).await[1].remaining > LONG / 2);
     let token = second.token();
@@ -1110,7 +1110,7 @@ async fn all_waiting_readers_are_granted_after_the_writer() {
         }
     })
     .await;
-    // Of most of them the database does not know yet.
+    // The database does not know most of them yet.
     sleep(Duration::from_secs(1)).await;
     assert!(readers.try_join_next().is_none(), "in beside a writer");
     writer.release().await.expect("ours to the end");
@@ -1164,8 +1164,8 @@ async fn hold_at_least_of_share_blocks_writers() {
     drop(taken(reading(&ours)).await);
     let writer = soon("its turn", writing(&theirs).acquire()).await.expect("acquire");
     let granted = holders(&ours).await[0].acquired_at;
-    // The holder counts from when it learned of the grant, the database from when it made it:
-    // rather longer than shorter.
+    // The holder counts from when it learned of the grant, the database from when it made the
+    // grant, so the name is kept rather too long than too short.
     assert!(granted >= since + LEAST, "{granted}, and not before {}", since + LEAST);
     assert!(granted <= since + LEAST + SLACK);
     writer.release().await.expect("ours to the end");
@@ -1178,7 +1178,7 @@ async fn sweeper_keeps_live_shares_and_purges_dead_ones() {
     let pool = db.pool().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let living = taken(reading(&ours)).await;
-    // A client that is alive takes back what has expired.
+    // A live client withdraws its expired leases.
     for name in ["a", "b"] {
         let mut dying = Worker::start(&db.url);
         let answer = dying.ask(&format!("as shared {name} 1000")).await;
@@ -1210,7 +1210,7 @@ async fn sweeper_keeps_live_shares_and_purges_dead_ones() {
     let mut tx = pool.begin().await.expect("begin");
     living.fence(&mut tx).await.expect("fence");
     tx.commit().await.expect("commit");
-    // Nor are those swept away who wait.
+    // Waiting entries are not swept either.
     let waits = enqueue(writing(&theirs), &ours, 0).await;
     theirs.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
     until_waiters(&ours, "a", 1).await;
@@ -1240,7 +1240,8 @@ async fn shutdown_releases_shares_and_refuses_waiters() {
 
 // ---- dropped futures
 
-/// Nothing is left of a future that was dropped at any point: no share, no place.
+/// Checks that a future leaves nothing behind when it is dropped at any point: no share and no
+/// entry.
 async fn leaves_nothing(what: &str, act: impl AsyncFn(&CancelFixture, super::cancel::Point) -> bool) {
     let fixture = CancelFixture::new().await;
     let pool = fixture.db.pool_of(1).await;

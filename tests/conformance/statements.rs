@@ -24,13 +24,13 @@ use crate::{DATABASE, Sql};
 /// Longer than a test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// How often a verb is measured. Heartbeats come once a second beside it, so the least counts.
+/// How often an operation is measured. Heartbeats also come once a second, so the minimum counts.
 const ROUNDS: usize = 5;
 
-/// How many heartbeats are waited for.
+/// The number of heartbeats to wait for.
 const BEATS: u64 = 3;
 
-/// What the verbs cost.
+/// The costs of the operations.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bill {
     acquire_known: u64,
@@ -38,7 +38,7 @@ struct Bill {
     refused_try: u64,
     release: u64,
     hand_off: u64,
-    /// So many heartbeats of a client that holds a thousand leases.
+    /// The statements of `BEATS` heartbeats of a client that holds a thousand leases.
     beats: u64,
 }
 
@@ -53,10 +53,10 @@ async fn operations_cost_the_promised_statements() {
     assert_eq!(bill.acquire_known, 1);
     assert_eq!(bill.release, 1);
     assert_eq!(bill.hand_off, 1);
-    // One for each, and perhaps one more on its way.
+    // One for each, and perhaps one more in flight.
     assert!((BEATS..=BEATS + 1).contains(&bill.beats), "{bill:?}");
     let (new, refused) = match DATABASE {
-        // An update that finds nothing, and an insert.
+        // An update that matches nothing, and an insert.
         Database::Postgres => (2, 1),
         // A look, and an insert.
         Database::MySql | Database::MariaDb => (2, 1),
@@ -71,8 +71,8 @@ async fn operations_cost_the_promised_statements() {
 #[tokio::test]
 async fn operations_cost_one_file_commit_each() {
     if DATABASE != Database::Sqlite {
-        // A statement of these is a commit: the servers run them in autocommit, as the
-        // application's settings are.
+        // Each statement is a commit, because the servers run them in autocommit, according to the
+        // application's settings.
         let db = fresh().await;
         let lease = db.locks().await.lease("a").acquire().await.expect("acquire");
         let seen: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlock_lease WHERE id <> ''")
@@ -167,7 +167,7 @@ async fn idempotent_effect_costs_two_more_statements() {
         settled().await;
         replayed
     };
-    // What is prepared once is prepared.
+    // The first run prepares the statements.
     bare().await;
     retried().await;
     assert!(!once("warm").await);
@@ -179,15 +179,14 @@ async fn idempotent_effect_costs_two_more_statements() {
     let (replayed, replay) = meter.cost(once("a")).await;
     assert!(replayed);
     println!("{DATABASE:?}: statements: bare {floor}, once {first}, replay {replay}");
-    // On MySQL and MariaDB another connection looks for a rival, and finds what is done already.
+    // On MySQL and MariaDB another connection looks for a rival, and finds completed requests.
     let looks = u64::from(DATABASE.is_mysql());
-    // There, too, autocommit is set and restored, and a savepoint set and released, in the packets
-    // of BEGIN and COMMIT. What the driver sends behind that finds no transaction, and nobody waits
-    // for it.
+    // These databases also set and restore autocommit, and set and release a savepoint, in the
+    // packets of BEGIN and COMMIT. The driver's later ROLLBACK finds no transaction, and no call
+    // waits for it.
     let guards = if DATABASE.is_mysql() { 5 } else { 0 };
     assert_eq!(first, floor + 2 + looks + guards);
-    // In its transaction it is the claim and the result, and nothing else that Retry does not need
-    // as well.
+    // Compared with a plain `Retry`, the transaction adds only the claim and the result.
     assert!(first <= guarded + 2 + looks, "{first} for {guarded}");
     // The claim and a look at the record, between BEGIN and COMMIT (which the driver does not
     // count).
@@ -211,7 +210,8 @@ async fn handover_cost_is_independent_of_waiter_count() {
     assert!(many <= few + 2, "{few} with 2 waiting, {many} with 64");
 }
 
-/// The least that a hand-off costs of some between two clients, in turn, while so many wait.
+/// Returns the minimum cost of several hand-overs between two clients, in turn, while `waiting`
+/// tasks wait.
 async fn cost_of_passing(meter: &Meter, name: &'static str, waiting: usize) -> u64 {
     let clients = [meter.locks().await, meter.locks().await, meter.locks().await];
     // A waiter in the process of the holder has no entry in the database until another process
@@ -224,7 +224,7 @@ async fn cost_of_passing(meter: &Meter, name: &'static str, waiting: usize) -> u
             let client = &clients[(turn + 1 + line.len()) % 2];
             let request = client.lease(name).ttl(LONG).wait(SOON);
             line.spawn(async move { request.acquire().await.expect("acquire") });
-            // The first of the other client has an entry; the others wait in their process.
+            // The first waiter of the other client has an entry; the others wait in their process.
             meter.until_in_line(name, 1).await;
         }
         let passing = async {
@@ -313,7 +313,7 @@ async fn bill(meter: &Meter) -> Bill {
         least = Some(least.map_or(bill, |least| least.with(bill)));
     }
     let mut bill = least.expect("several rounds");
-    // What was acquired before the first heartbeat is looked up after it.
+    // Leases acquired before the first heartbeat are looked up after it.
     let lease = ours.lease("known").ttl(LONG).acquire().await.expect("acquire");
     meter.beats(1).await;
     let leases = a_thousand(&ours).await;
@@ -327,7 +327,7 @@ async fn bill(meter: &Meter) -> Bill {
 }
 
 impl Bill {
-    /// The lesser of both, each for itself.
+    /// Returns the minimum of each cost.
     fn with(self, other: Self) -> Self {
         Self {
             acquire_known: self.acquire_known.min(other.acquire_known),
@@ -367,7 +367,7 @@ struct Meter {
     ours: Pool<Sql>,
     monitor: Pool<Sql>,
     gauge: Gauge,
-    /// What a reading adds to the count, and what a look at the heartbeats does.
+    /// The statements that one reading of the count, and one check of the heartbeats, add.
     reading: u64,
     look: u64,
     _server: Option<Server>,
@@ -556,8 +556,8 @@ fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }
 
-/// Runs one test of this program in a process of its own: what counts in the whole process must
-/// have it to itself.
+/// Runs one test of this program in a process of its own, because the count covers the whole
+/// process.
 fn alone(test: &str) {
     let program = std::env::current_exe().expect("this program has a path");
     let status = std::process::Command::new(program)

@@ -82,7 +82,7 @@ async fn storm_with_killed_holders_breaks_no_promise() {
     assert!(history.audit.len() >= due, "{} of {due}", history.audit.len());
 }
 
-/// Starts the processes, and sets them off together.
+/// Starts the processes together.
 fn storm(db: &Fresh, record: &tempfile::TempDir, cycles: usize, ttl: Duration) -> Vec<Worker> {
     let mut workers: Vec<Worker> = (0..PROCESSES).map(|_| Worker::start(&db.url)).collect();
     let dir = record.path().display();
@@ -92,12 +92,12 @@ fn storm(db: &Fresh, record: &tempfile::TempDir, cycles: usize, ttl: Duration) -
     workers
 }
 
-/// How the storm ended for a process. It takes a few seconds, or many on a busy machine.
+/// Waits for the end of a process in the storm: a few seconds, or many on a busy machine.
 async fn end(worker: &mut Worker) -> String {
     timeout(SOON * 4, worker.answer_some_time()).await.expect("the storm ends")
 }
 
-/// Waits until the counter has reached a value, or fails with what the processes have to say.
+/// Waits until the counter has reached a value, or fails with the answers of the processes.
 async fn written(guarded: &Guarded, value: i64, workers: &mut [Worker]) {
     let start = Instant::now();
     while guarded.value(NAME).await < value {
@@ -119,9 +119,9 @@ async fn stop_the_holder(locks: &Locks, workers: &[Worker]) -> usize {
         assert!(start.elapsed() < SOON, "nobody holds for long enough to be stopped");
         let Some(worker) = holder(locks, workers).await else { continue };
         workers[worker].stop();
-        // What was under way is done soon. If it still holds then, it will for as long as it is
-        // stopped. (If nobody answers, it was stopped while it had the whole SQLite file to itself:
-        // that would be the end of the storm.)
+        // Statements in flight finish soon. A process that still holds the name then keeps it while
+        // it is stopped. (If no answer comes, it was stopped while it had locked the whole SQLite
+        // file, which would end the storm.)
         tokio::time::sleep(Duration::from_millis(20)).await;
         if let Ok(holder) = timeout(Duration::from_secs(1), holder(locks, workers)).await
             && holder == Some(worker)
@@ -162,7 +162,7 @@ async fn residue(locks: &Locks, pool: &Pool<Sql>, ttl: Duration) -> Residue {
     }
 }
 
-/// The transactions of others in this place.
+/// Returns the number of other open transactions in this database.
 async fn open_transactions(pool: &Pool<Sql>) -> u64 {
     let sql = match DATABASE {
         Database::Postgres => {
@@ -185,7 +185,7 @@ async fn open_transactions(pool: &Pool<Sql>) -> u64 {
     count.unsigned_abs()
 }
 
-/// How many deadlocks the server has counted. SQLite knows none.
+/// Returns the number of deadlocks that the server has counted. SQLite has none.
 async fn deadlocks(pool: &Pool<Sql>) -> i64 {
     let sql = match DATABASE {
         Database::Postgres => "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()",

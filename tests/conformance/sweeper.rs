@@ -18,7 +18,7 @@ use crate::support::{SOON, fresh, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// How many names the table remembers.
+/// Returns the number of names in the table.
 async fn rows(pool: &Pool<Sql>) -> i64 {
     sqlx::query_scalar("SELECT count(*) FROM sqlock_lease").fetch_one(pool).await.expect("count the rows")
 }
@@ -81,7 +81,7 @@ async fn sweep_repeats_batches_until_nothing_is_left() {
     }
 }
 
-/// What several sweepers and a storm of holders agree upon.
+/// The state that several sweepers and a storm of holders share.
 #[derive(Default)]
 struct Record {
     tokens: Mutex<HashMap<String, i64>>,
@@ -158,7 +158,7 @@ async fn background_sweeper_runs_until_dropped() {
         .await;
     }
     drop(sweeping);
-    // A batch under way may still come before this one's answer, and none after it.
+    // A batch in progress may still end before this answer, but no batch begins after it.
     tokio::time::sleep(Duration::from_millis(50)).await;
     locks.list("").await.expect("list");
     visit().await;
@@ -208,7 +208,7 @@ impl Requests {
         }
     }
 
-    /// One that has done a step.
+    /// Begins an attempt that has done a step.
     async fn attempt_with_a_step(&self, number: u32) -> Attempt {
         let attempt = self.attempt(number).await;
         attempt.step("reserve", async || Ok::<_, Error>(number)).await.expect("step");
@@ -219,12 +219,12 @@ impl Requests {
         self.by.inspect(&Self::key(number)).await.expect("inspect").map(|record| record.state)
     }
 
-    /// As if all that there is had been there for longer than it was to be kept.
+    /// Ages all records beyond their retention.
     async fn grow_old(&self) {
         run(&self.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     }
 
-    /// How many records there are, and how many steps.
+    /// Returns the number of records and steps.
     async fn rows(&self) -> (i64, i64) {
         let records = sqlx::query_scalar("SELECT count(*) FROM sqlock_idem").fetch_one(&self.pool).await;
         let steps = sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&self.pool).await;
@@ -273,7 +273,7 @@ async fn unfinished_requests_are_never_purged() {
     for (number, state) in [(1, "started"), (2, "started"), (3, "unknown")] {
         assert_eq!(requests.state(number).await, Some(state));
     }
-    // Once it has ended, it goes.
+    // The record is purged after its end.
     at_work.complete(&1).await.expect("complete");
     requests.grow_old().await;
     assert_eq!(sweeper.sweep().await.expect("sweep"), 1);
@@ -289,7 +289,7 @@ async fn reused_keys_are_not_purged() {
         requests.attempt_with_a_step(number).await.complete(&number).await.expect("complete");
     }
     requests.grow_old().await;
-    // The step of the earlier request is not that of this one.
+    // The step of the earlier request does not belong to this request.
     let anew = requests.attempt(0).await;
     anew.step("pay", async || Ok::<_, Error>(0)).await.expect("step");
     anew.complete(&0).await.expect("complete");

@@ -1,4 +1,4 @@
-//! What the log says, at which level, and the spans of requests and holdings.
+//! The messages and levels of the log, and the spans of requests and holdings.
 
 use std::time::Duration;
 

@@ -11,14 +11,14 @@ use tokio::task::JoinSet;
 use crate::support::{Database, fresh, soon};
 use crate::{DATABASE, Sql};
 
-/// For how long a name is waited for that may never be granted.
+/// How long to wait for a name that may never be granted.
 const BRIEF: Duration = Duration::from_secs(3);
 
 /// Long enough to be renewed in time on a busy machine.
 const TTL: Duration = Duration::from_secs(9);
 
-/// What an operator, a restored dump or an overflow may leave in a row. Only SQLite keeps a value
-/// of another type than the column has.
+/// Values that an operator, a restored dump or an overflow may leave in a row. Only SQLite keeps a
+/// value of another type than the column's.
 fn damages() -> &'static [&'static str] {
     match DATABASE {
         Database::Sqlite => &[
@@ -49,7 +49,7 @@ async fn damage(pool: &Pool<Sql>, name: &str, damage: &str) {
     assert_eq!(done.rows_affected(), 1, "{damage}");
 }
 
-/// Whatever becomes of the name itself: an error with a type, or an answer, and that soon.
+/// Checks that a request for the damaged name ends soon, with an answer or a typed error.
 fn is_an_answer<T>(damage: &str, outcome: Result<T, Error>) {
     if let Err(error) = outcome {
         assert!(
@@ -78,7 +78,7 @@ async fn costs_only_its_own_name(damage_done: &'static str) {
     while others.waiters("line").await.expect("waiters").is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // A lease of ours whose row is damaged while we hold it, given back together with others.
+    // A lease whose row is damaged while it is held, released together with others.
     let spoiled = locks.lease("spoiled").acquire().await.expect("acquire");
     let mut whole = Vec::new();
     for nth in 0..3 {
@@ -127,7 +127,7 @@ async fn costs_only_its_own_name(damage_done: &'static str) {
     let next = soon("the turn of the waiter", waiter).await.expect("no panic");
     let next = next.unwrap_or_else(|error| panic!("{damage_done}: the waiter of another name: {error}"));
     next.release().await.expect("ours to the end");
-    // Until it must have been renewed.
+    // The wait lasts until the lease must have been renewed.
     let renewed = async {
         let until = tokio::time::Instant::now() + TTL;
         while tokio::time::Instant::now() < until {

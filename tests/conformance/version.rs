@@ -1,5 +1,5 @@
-//! A version column: what was changed meanwhile is not written over, in a transaction of the
-//! caller's and outside of one, on tables and columns of any name and type.
+//! A version column: a row that was changed meanwhile is not overwritten, inside and outside of the
+//! caller's transaction, on tables and columns of any name and type.
 
 use sqlock::Error;
 use sqlock::row::RowError;
@@ -13,7 +13,7 @@ use crate::{DATABASE, Sql};
 /// All columns of an account: its id, version, owner and balance.
 type Row = (i64, i64, String, i64);
 
-/// What is read by the names of columns, as by a struct that derives it.
+/// A row that is read by the names of columns, like a struct with a derived `FromRow`.
 struct Named<T>(T);
 
 impl<'r, T> FromRow<'r, <Sql as sqlx::Database>::Row> for Named<T>
@@ -36,7 +36,7 @@ pub(super) async fn bank() -> Bank {
     let db = empty().await;
     let pool = db.pool().await;
     if DATABASE == Database::Sqlite {
-        // Readers that hinder no writer, as on the others.
+        // In this mode readers block no writer, as on the other databases.
         run(&pool, "PRAGMA journal_mode = WAL").await;
     }
     run(
@@ -68,7 +68,7 @@ impl Bank {
         self.row(id).await.expect("there is such an account").3
     }
 
-    /// A write by another client.
+    /// Writes as another client.
     async fn disturb(&self, id: i64, expected: i64) -> sqlock::Result<i64> {
         let update = self.accounts.update(&self.pool, id, expected, |set| {
             set.push("balance = ").push_bind(-1_i64);
@@ -77,7 +77,7 @@ impl Bank {
     }
 }
 
-/// What a conflict says, or that it is none.
+/// Returns the versions of a conflict. Panics for any other error.
 fn versions(error: &Error) -> (Option<i64>, Option<i64>) {
     match error {
         Error::Conflict { table, expected, found, .. } => {
@@ -248,8 +248,8 @@ async fn a_conflict_leaves_the_callers_transaction_usable() {
     assert_eq!(bank.row(1).await, Some((1, 2, "ann".into(), 5)));
 }
 
-/// The rival's write comes between the reading and the writing, or waits until that is over where
-/// the reading has locked.
+/// The rival's write comes between the read and the write, or waits for their end if the read has
+/// locked the row.
 #[tokio::test]
 async fn one_of_two_writers_wins_at_every_isolation() {
     for &level in levels() {
@@ -306,7 +306,7 @@ async fn one_of_two_inserts_wins_at_every_isolation() {
         let bank = bank().await;
         let business = Business::at(&bank.db.url, level).await;
         let mut tx = business.begin().await;
-        // Where transactions keep to a snapshot, this takes it.
+        // In transactions with a snapshot, this read takes it.
         assert!(bank.accounts.read::<_, Row>(&mut tx, 1).await.expect("read").is_some());
         let create = |owner: &'static str| {
             let (pool, accounts) = (business.pool().clone(), bank.accounts.clone());
@@ -349,7 +349,7 @@ async fn one_of_two_inserts_wins_at_every_isolation() {
     }
 }
 
-/// What the database said.
+/// Returns the code of the database's error.
 fn code(error: &Error) -> String {
     match error {
         Error::Database { source: sqlx::Error::Database(source), .. } => source.code().unwrap_or_default().into_owned(),
@@ -361,7 +361,7 @@ fn code(error: &Error) -> String {
 async fn tables_and_columns_may_have_any_name() {
     let bank = bank().await;
     let quote = if DATABASE.is_mysql() { '`' } else { '"' };
-    // The quote itself, what would end a statement, and words that are SQL's.
+    // The quote itself, the end of a statement, and SQL keywords.
     let table = format!("it{quote}s; DROP TABLE accounts --");
     let quoted = format!("{quote}it{quote}{quote}s; DROP TABLE accounts --{quote}");
     let sql = format!(
@@ -459,7 +459,7 @@ async fn versions_and_keys_have_many_types() {
     }
 }
 
-/// A pool whose server cuts numbers off that are too great, where there is such a server.
+/// Creates a pool whose server truncates too great numbers, if there is such a server.
 async fn lenient(url: &str) -> Pool<Sql> {
     let set = if DATABASE.is_mysql() { "SET SESSION sql_mode = ''" } else { "SELECT 1" };
     sqlx::pool::PoolOptions::<Sql>::new()
@@ -508,7 +508,7 @@ async fn maximum_version_is_not_raised() {
         assert_eq!((read.version, read.value.0), (greatest, 0), "{type}");
         full.delete(&pool, 1, greatest).await.expect("a row may go at any version");
     }
-    // Of a wider type it is a number like any other.
+    // In a wider type this is an ordinary number.
     run(&pool, "UPDATE accounts SET version = 32767").await;
     assert_eq!(bank.accounts.update(&pool, 1, 32_767, |_| {}).await.expect("update"), 32_768);
 }
@@ -563,7 +563,7 @@ async fn errors_of_the_database_are_told_as_such() {
     assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
     let error = bank.accounts.clone().version("nothing").update(&bank.pool, 1, 1, |_| {}).await.expect_err("no column");
     assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
-    // A row that does not make what is wanted.
+    // A row that does not convert to the requested type.
     let error = bank.accounts.read::<_, (i64, i64, i64)>(&bank.pool, 1).await.expect_err("a name is no number");
     assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
 

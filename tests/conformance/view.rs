@@ -1,4 +1,4 @@
-//! The view `sqlock_holders`, for people who look with SQL.
+//! The view `sqlock_holders`, for people who use SQL.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn rows(pool: &Pool<Sql>, name: &str) -> Vec<Row> {
         .collect()
 }
 
-/// Compares the view with what the library says about a name.
+/// Compares the view with the library's result for a name.
 async fn assert_agrees(pool: &Pool<Sql>, locks: &Locks, name: &str) {
     let before = locks.holders(name).await.expect("holders");
     let rows = rows(pool, name).await;

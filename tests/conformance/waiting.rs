@@ -266,7 +266,7 @@ async fn expired_name_goes_to_the_first_waiter() {
     let next = turn(next).await;
     let now = queue.held().await;
     assert_eq!(now.token, next.token());
-    // The client of the holder may have given the name back between its own deadline and the expiry
+    // The client of the holder may have released the name between its own deadline and the expiry
     // in the database.
     assert!(!held.is_held(), "two holders");
     over.store(true, Ordering::SeqCst);
@@ -346,7 +346,7 @@ async fn owner_reenters_past_waiters_and_last_release_grants() {
     queue.assert_empty().await;
 }
 
-/// Otherwise the second request of the owner would wait behind another one, which waits for the
+/// Otherwise the second request of the owner would wait behind another waiter, which waits for the
 /// owner.
 #[tokio::test]
 async fn owner_waiting_in_two_processes_enters_in_both() {
@@ -437,7 +437,7 @@ async fn abandoned_wait_leaves_no_entry_or_delay() {
     let dropped =
         [queue.join(ours.lease("a").shared(), "d0").await, queue.join(theirs.lease("a").shared(), "d1").await];
     let wait = Duration::from_secs(2);
-    // Behind those of their own clients.
+    // The waiter queues behind the waiters of its own client.
     let impatient = queue.join(ours.lease("a").wait(wait), "impatient").await;
     let next = queue.join(theirs.lease("a"), "next").await;
     for waiting in dropped {
@@ -531,7 +531,7 @@ async fn database_clock(queue: &WaitQueue) -> chrono::DateTime<chrono::Utc> {
 async fn waiting_workers(queue: &WaitQueue, processes: usize) -> Vec<Worker> {
     let mut workers: Vec<Worker> = (0..processes).map(|_| Worker::start(&queue.db.url)).collect();
     for worker in &mut workers {
-        // Connected, so that none is late for that reason.
+        // The processes connect first, so that no connection delays them.
         assert_ne!(worker.ask("inspect a").await, "free");
     }
     for worker in &mut workers {
@@ -657,7 +657,7 @@ async fn killed_holder_grants_first_waiter_after_ttl() {
     let (first, second) =
         (queue.join(clients[0].lease("a"), "first").await, queue.join(clients[1].lease("a"), "second").await);
     holder.kill();
-    // A renewal that was on its way may still arrive: the last expiry seen is the one that counts.
+    // A renewal in flight may still arrive, so the last expiry seen counts.
     let mut last = queue.held().await;
     let next = soon("the grant", async {
         loop {
@@ -676,14 +676,14 @@ async fn killed_holder_grants_first_waiter_after_ttl() {
     queue.assert_empty().await;
 }
 
-/// The name then goes to the next waiter. The paused process does not believe that it holds the
-/// name, and keeps its position.
+/// The name is then granted to the next waiter. The paused process does not believe that it holds
+/// the name, and keeps its position.
 #[tokio::test]
 async fn grant_to_paused_process_lasts_one_claim() {
     let queue = WaitQueue::new().await;
     let client = queue.client().await;
-    // The place of a process that was stopped lasts for a while. On a busy machine that may be over
-    // before the grant.
+    // The entry of a stopped process lasts for a while, which may be over before the grant on a
+    // busy machine.
     let tries = 5;
     for _ in 0..tries {
         let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -766,7 +766,7 @@ async fn paused_process_regains_its_deleted_queue_entry() {
     let second = queue.join(one.lease("a"), "second").await;
     queue.until("the end of its place", |labels| labels == ["second"]).await;
     let third = queue.join(other.lease("a"), "third").await;
-    // As clients do that hand the name over, and on SQLite those that queue.
+    // As clients that hand the name over do, and on SQLite also clients that queue.
     let cleared = sqlx::query("DELETE FROM sqlock_entry WHERE label = ''").execute(&queue.table).await;
     cleared.expect("expired entries can be deleted");
     assert_eq!(queue.entries().await, 2);
@@ -878,7 +878,7 @@ fn behind_a_proxy(url: &str) -> (Proxy, String) {
     (proxy, url)
 }
 
-/// Hands the name over between two clients, each waiting for the other, and returns the slowest
+/// Hands the name over between two clients that wait for each other, and returns the slowest
 /// hand-over.
 async fn to_and_fro(queue: &WaitQueue, clients: [&Locks; 2], times: usize, mut between: impl AsyncFnMut()) -> Duration {
     let mut held = clients[1].lease("a").ttl(LONG).acquire().await.expect("acquire");

@@ -93,7 +93,7 @@ impl Witness {
         }
     }
 
-    /// Counts the user-level locks, as sqlx's own migrator takes them, are held in this database.
+    /// Counts the user-level locks in this database, such as those of sqlx's own migrator.
     pub(super) async fn advisory_locks(&self) -> i64 {
         let mark = &self.mark;
         match DATABASE {
@@ -104,12 +104,12 @@ impl Witness {
                 ))
                 .await
             }
-            // The name that sqlx makes of the database's.
+            // The lock name that sqlx derives from the name of the database.
             Database::MySql | Database::MariaDb => {
                 let lock = "LOWER(HEX(CAST(0x3d32ad9e AS UNSIGNED) * CRC32(DATABASE())))";
                 self.count(format!("SELECT IF(IS_USED_LOCK({lock}) IS NULL, 0, 1)")).await
             }
-            // Its locks are those of transactions.
+            // SQLite's locks belong to transactions.
             Database::Sqlite => {
                 self.no_transactions().await;
                 0
@@ -117,9 +117,9 @@ impl Witness {
         }
     }
 
-    /// How many connections to this database InnoDB sees in a transaction. Not by
-    /// information_schema.innodb_trx: that is a copy, made anew only when nobody has read it for a
-    /// tenth of a second, and several tests at once read it for ever.
+    /// Returns the number of connections to this database that InnoDB sees in a transaction. Not
+    /// from information_schema.innodb_trx: that copy is refreshed only after a tenth of a second
+    /// without reads, and several concurrent tests read it continually.
     /// <https://dev.mysql.com/doc/refman/8.4/en/innodb-information-schema-internal-data.html>
     async fn open_in_innodb(&self) -> usize {
         let mark = &self.mark;
@@ -157,7 +157,7 @@ impl Witness {
     }
 }
 
-/// The file of a SQLite URL, as the operating system names it.
+/// Returns the canonical path of the file of a SQLite URL.
 fn file_of(url: &str) -> PathBuf {
     let path = url.trim_start_matches("sqlite://");
     let path = path.split_once('?').map_or(path, |(path, _)| path);

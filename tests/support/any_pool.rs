@@ -1,4 +1,4 @@
-//! A pool on the database that a URL names, for the programs that tests start.
+//! A pool on the database of a URL, for the programs that tests start.
 
 #![allow(unreachable_pub, reason = "included by several programs")]
 
@@ -34,7 +34,7 @@ macro_rules! on_pool {
 pub(crate) use on_pool;
 
 impl AnyPool {
-    /// Opens a pool of at most so many connections; they are made when they are needed.
+    /// Opens a pool of at most `connections` connections, which are opened when they are needed.
     pub fn open(url: &str, connections: u32) -> Self {
         match url.split(':').next() {
             #[cfg(feature = "postgres")]

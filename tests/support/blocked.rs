@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-/// Blocks the thread at its second poll for longer than the lease is safe, and completes at the
+/// Blocks the thread at the second poll for longer than the lease is safe, and completes at the
 /// third. Counts the polls.
 pub async fn block_past(remaining: impl Fn() -> Duration, polls: &AtomicU32) {
     std::future::poll_fn(|context| {
         match polls.fetch_add(1, Ordering::SeqCst) {
-            // Whatever runs beside this work is polled as well before the next one.
+            // Futures that run beside this work are polled before its next poll.
             0 => {}
             1 => std::thread::sleep(remaining() + Duration::from_millis(100)),
             _ => return Poll::Ready(()),

@@ -22,12 +22,12 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The exit code; it panics when a signal has killed sqlock itself.
+    /// Returns the exit code. Panics if a signal has killed sqlock itself.
     pub fn code(&self) -> i32 {
         self.status.code().unwrap_or_else(|| panic!("sqlock was killed: {:?}\n{}", self.status, self.stderr))
     }
 
-    /// Fails the test unless it ended with this code.
+    /// Fails the test unless the command ended with this code.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code(), code, "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
@@ -40,10 +40,11 @@ pub fn program() -> &'static str {
     env!("CARGO_BIN_EXE_sqlock")
 }
 
-/// `sqlock ARGUMENTS` on a database, with nothing else of this process's environment that it looks
-/// at.
+/// Returns `sqlock ARGUMENTS` on a database, without the other variables of this process that
+/// sqlock reads.
 ///
-/// On SQLite the leases are in the sidecar file: chosen, so that nothing is said of it.
+/// On SQLite the leases are in the sidecar file. An option chooses it, so that sqlock prints no
+/// note about it.
 pub fn sqlock(db: &Fresh, arguments: &[&str]) -> Command {
     let arguments = match DATABASE {
         super::Database::Sqlite => [&["--sidecar"], arguments].concat(),
@@ -71,7 +72,7 @@ pub fn bare(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs a command to its end.
 pub async fn end(mut command: Command) -> Ended {
     let output = soon("the end of sqlock", command.output()).await.expect("sqlock can be started");
     let text = |bytes| String::from_utf8(bytes).expect("sqlock speaks UTF-8");
@@ -83,12 +84,12 @@ pub async fn run(db: &Fresh, arguments: &[&str]) -> Ended {
     end(sqlock(db, arguments)).await
 }
 
-/// Starts it with pipes on stdout and stderr.
+/// Starts a command with pipes on stdout and stderr.
 pub fn start(mut command: Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sqlock can be started")
 }
 
-/// A `sqlock` at work, both of whose streams can be waited on.
+/// A running `sqlock`, with both output streams to wait on.
 pub struct Running {
     child: Child,
     stdout: Stream<ChildStdout>,
@@ -112,22 +113,22 @@ impl Running {
         kill_process(self.pid(), signal).expect("it can be sent a signal");
     }
 
-    /// Reads stdout up to a line with this in it, which is returned.
+    /// Reads stdout up to a line that contains `part`, and returns the line.
     pub async fn prints(&mut self, part: &str) -> String {
         self.stdout.line_with(part).await
     }
 
-    /// The same on stderr.
+    /// Reads stderr up to a line that contains `part`, and returns the line.
     pub async fn says(&mut self, part: &str) -> String {
         self.stderr.line_with(part).await
     }
 
-    /// As a reader that has seen enough.
+    /// Closes stdout, as a reader that ends early.
     pub fn close_stdout(&mut self) {
         self.stdout.reader = None;
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the command.
     pub async fn end(mut self) -> Ended {
         let all = async { tokio::join!(self.stdout.rest(), self.stderr.rest(), self.child.wait()) };
         let ((), (), status) = soon("the end of sqlock", all).await;
@@ -170,7 +171,7 @@ impl<R: AsyncRead + Unpin> Stream<R> {
     }
 }
 
-/// A port where nothing listens, and where nothing can for as long as this lives.
+/// A port without a listener, reserved until this is dropped.
 pub struct ClosedPort(tokio::net::TcpSocket);
 
 impl ClosedPort {
@@ -198,13 +199,13 @@ pub async fn held(locks: &Locks, name: &str) -> Option<LeaseInfo> {
 }
 
 impl Fresh {
-    /// Wraps the database of a URL, which another part of the test drops.
+    /// Wraps the database of a URL. Another part of the test drops the database.
     pub fn at(url: String) -> Fresh {
         Fresh { url, _file: None }
     }
 
-    /// Returns the database in which the command keeps its leases: on SQLite the sidecar file, else
-    /// the same. For looking at them with the library.
+    /// Returns the database with the command's leases, to inspect them with the library: on SQLite
+    /// the sidecar file, otherwise the same database.
     pub fn of_the_command(&self) -> Fresh {
         match DATABASE {
             super::Database::Sqlite => Fresh { url: self.url.replace("test.db", "test.db-sqlock"), _file: None },
@@ -213,7 +214,7 @@ impl Fresh {
     }
 }
 
-/// A file in a directory that a test has made, as text for a command line.
+/// Returns the path of a file in a test's directory, as text for a command line.
 pub fn path(directory: &Path, name: &str) -> String {
     let path: PathBuf = directory.join(name);
     path.into_os_string().into_string().expect("temporary directories have plain names")

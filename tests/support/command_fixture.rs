@@ -1,9 +1,9 @@
-//! A `sqlock run` seen from outside: its processes, what its command reports, and the moment when
-//! all of them are gone; and between it and its database, the faults that a test makes.
+//! A `sqlock run` seen from outside: its processes, the reports of its command, and the death of
+//! the last process; and faults between sqlock and its database.
 //!
-//! A script that runs under sqlock has file descriptor 3 open on a FIFO: it writes lines for the
-//! test there, and the end of the file is the death of the last process that inherited it. Its
-//! orders arrive on another one.
+//! A script that runs under sqlock has file descriptor 3 open on a FIFO and writes lines for the
+//! test there. The end of the file shows the death of the last process that inherited the
+//! descriptor. Orders arrive on another FIFO.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
@@ -31,11 +31,11 @@ use super::worker::Worker;
 use super::{Fresh, SOON, empty, empty_on, held, soon};
 use crate::{DATABASE, Sql};
 
-/// A database with sqlock's tables, the way to it, and a directory for the test's files.
+/// A database with sqlock's tables, the path to it, and a directory for the test's files.
 pub struct CommandFixture {
-    /// Past all faults of the network.
+    /// The database, without the faults of the network.
     pub db: Fresh,
-    /// The arguments of the processes under test.
+    /// The URL for the processes under test.
     url: String,
     leases: Pool<Sql>,
     dir: tempfile::TempDir,
@@ -51,12 +51,13 @@ pub struct Row {
     pub owner: String,
     pub id: String,
     pub token: i64,
-    /// Microseconds since the epoch, as [`now`].
+    /// In microseconds since the epoch, as [`now`].
     pub acquired_at: i64,
     pub expires_at: i64,
 }
 
-/// The wall clock in microseconds, as the database's, which is on this host.
+/// Returns the wall clock in microseconds: the database's clock, because the database is on this
+/// host.
 pub fn now() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     i64::try_from(now.as_micros()).expect("a time of this era")
@@ -67,14 +68,14 @@ impl CommandFixture {
         Self::on(empty().await, None, None).await
     }
 
-    /// With a network in between that can be cut.
+    /// Creates a fixture whose network can be cut.
     pub async fn wired() -> Self {
         let db = empty().await;
         let proxy = DATABASE.server().map(|_| Proxy::start(port(&db.url)));
         Self::on(db, proxy, None).await
     }
 
-    /// With a server of its own, to be killed and frozen.
+    /// Creates a fixture with its own server, to be killed and frozen.
     pub async fn with_server() -> Self {
         let server = DATABASE.server().map(Server::start);
         let db = match &server {
@@ -95,26 +96,26 @@ impl CommandFixture {
         Self { db, url, leases, dir, proxy, server, writer: None }
     }
 
-    /// The way to the database that can be cut.
+    /// Returns the URL that leads through the faulty network.
     pub fn url(&self) -> &str {
         &self.url
     }
 
     // ---- what is under test
 
-    /// `sqlock ARGUMENTS`, by the way that can be cut.
+    /// Returns `sqlock ARGUMENTS` on the faulty network.
     pub fn sqlock(&self, arguments: &[&str]) -> Command {
         let mut command = sqlock(&self.db, arguments);
         command.env("DATABASE_URL", &self.url);
         command
     }
 
-    /// `sqlock run ARGUMENTS -- sh -c SCRIPT`.
+    /// Starts `sqlock run ARGUMENTS -- sh -c SCRIPT`.
     pub fn start(&self, arguments: &[&str], script: &str) -> Run {
         self.start_as(self.sqlock(&self.call(arguments)), script)
     }
 
-    /// The same past the faults of the network.
+    /// Starts `sqlock run ARGUMENTS -- sh -c SCRIPT` without the faults of the network.
     pub fn start_beside(&self, arguments: &[&str], script: &str) -> Run {
         self.start_as(sqlock(&self.db, &self.call(arguments)), script)
     }
@@ -123,7 +124,7 @@ impl CommandFixture {
         [&["run"], arguments].concat()
     }
 
-    /// `COMMAND -- sh -c SCRIPT`.
+    /// Starts `COMMAND -- sh -c SCRIPT`.
     pub fn start_as(&self, mut command: Command, script: &str) -> Run {
         let (lines, orders) = (self.fifo("lines"), self.fifo("orders"));
         let report = Report::of(lines.clone());
@@ -140,7 +141,7 @@ impl CommandFixture {
         Run { sqlock, pid, report, orders, stdout, stderr }
     }
 
-    /// A new FIFO.
+    /// Creates a FIFO.
     pub fn fifo(&self, name: &str) -> PathBuf {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let path = self.dir.path().join(format!("{name}-{}", SERIAL.fetch_add(1, Ordering::Relaxed)));
@@ -148,7 +149,7 @@ impl CommandFixture {
         path
     }
 
-    /// A path for a file of the test's.
+    /// Returns the path of a file of the test.
     pub fn path(&self, name: &str) -> String {
         super::command::path(self.dir.path(), name)
     }
@@ -162,8 +163,8 @@ impl CommandFixture {
         Ok(row.map(|(owner, id, token, acquired_at, expires_at)| Row { owner, id, token, acquired_at, expires_at }))
     }
 
-    /// The row of a name that was taken before. A database that has just been restarted is asked
-    /// again.
+    /// Reads the row of a name that was taken before. Repeats the query while a restarted database
+    /// is not ready.
     pub async fn row(&self, name: &str) -> Row {
         let read = async {
             loop {
@@ -176,7 +177,7 @@ impl CommandFixture {
         soon("a look at the row", read).await
     }
 
-    /// Waits for a row that is like that.
+    /// Waits for a row that satisfies `like`.
     pub async fn row_when(&self, what: &str, name: &str, like: impl Fn(&Row) -> bool) -> Row {
         let seen = async {
             loop {
@@ -191,14 +192,14 @@ impl CommandFixture {
         soon(what, seen).await
     }
 
-    /// Waits for the next renewal of the present holding.
+    /// Waits for the next renewal of the current holding.
     pub async fn renewed(&self, name: &str) -> Row {
         let held = self.row(name).await;
         let later = |row: &Row| row.token == held.token && row.expires_at > held.expires_at;
         self.row_when("a renewal", name, later).await
     }
 
-    /// Whether `sqlock run -n` gets the name.
+    /// Whether `sqlock run -n` acquires the name.
     pub async fn is_free(&self, name: &str) -> bool {
         match run(&self.db, &["run", "-n", name, "--", "true"]).await {
             ended if ended.code() == 75 => false,
@@ -230,11 +231,11 @@ impl CommandFixture {
         }
     }
 
-    /// The next reply is lost, and its connection with it.
+    /// Loses the next reply together with its connection.
     pub async fn cut_a_reply(&mut self) {
         match &self.proxy {
             Some(proxy) => soon("a reply to cut", proxy.cut_next_reply().happened()).await,
-            // Long enough for a statement to be refused, and to be sent again.
+            // The pause is long enough for a statement to be refused and sent again.
             None => {
                 self.seize().await;
                 sleep(Duration::from_millis(2300)).await;
@@ -292,7 +293,7 @@ impl CommandFixture {
         self.server.as_ref()
     }
 
-    /// From now on the processes under test are given this URL.
+    /// Sets the URL for the processes started from now on.
     pub fn lead_through(&mut self, url: String) {
         self.url = url;
     }
@@ -311,7 +312,7 @@ fn with_port(url: &str, port: u16) -> String {
     format!("{scheme}://{user}127.0.0.1:{port}/{path}")
 }
 
-/// A `sqlock run`. Dropping it kills sqlock, and so the command.
+/// A `sqlock run`. Dropping it kills sqlock and so the command.
 pub struct Run {
     sqlock: Child,
     pid: Pid,
@@ -322,12 +323,12 @@ pub struct Run {
 }
 
 impl Run {
-    /// sqlock itself.
+    /// Returns the PID of sqlock itself.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Its guard, once it has given itself that name.
+    /// Waits until the watchdog has set its name, and returns its PID.
     pub async fn guard(&self) -> Pid {
         self.guard_after(None).await
     }
@@ -338,7 +339,7 @@ impl Run {
         until_some("the guard", || children(self.pid).into_iter().find(is_one)).await
     }
 
-    /// Its command, a shell.
+    /// Waits for the command, a shell, and returns its PID.
     pub async fn command(&self) -> Pid {
         shell_of(self.pid).await
     }
@@ -353,7 +354,7 @@ impl Run {
         until("sqlock stops", || state(self.pid) == Some('T')).await;
     }
 
-    /// Waits until its command says that it is up.
+    /// Waits until the command reports its start.
     pub async fn up(mut self) -> Self {
         assert_eq!(self.report.line().await, "up", "{}", self.stderr.text());
         self
@@ -380,15 +381,15 @@ pub struct Report(mpsc::UnboundedReceiver<Event>);
 
 enum Event {
     Line(String),
-    /// All are dead since then, by the wall clock; or a little longer.
+    /// All processes have ended at this time of the wall clock, or a little earlier.
     Gone(i64),
 }
 
 impl Report {
     pub fn of(fifo: PathBuf) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
-        // Opening blocks until a writer opens the FIFO. A thread of its own, so that the time is
-        // right and no runtime waits for it.
+        // Opening blocks until a writer opens the FIFO. A separate thread reads it, so that the
+        // time is exact and no runtime waits.
         thread::spawn(move || {
             let mut lines = BufReader::new(File::open(fifo).expect("the FIFO can be read")).lines();
             while let Some(Ok(line)) = lines.next() {
@@ -406,7 +407,7 @@ impl Report {
         }
     }
 
-    /// The lines that are there already.
+    /// Returns the lines received so far.
     pub fn so_far(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         while let Ok(Event::Line(line)) = self.0.try_recv() {
@@ -415,7 +416,7 @@ impl Report {
         lines
     }
 
-    /// Waits until all are dead: when that was, and the lines up to then.
+    /// Waits until all processes have ended. Returns the time, and the lines up to then.
     pub async fn gone(&mut self) -> (i64, Vec<String>) {
         let mut lines = Vec::new();
         let end = async {
@@ -436,7 +437,7 @@ impl Report {
 pub struct CapturedOutput(watch::Receiver<String>);
 
 impl CapturedOutput {
-    /// Of a pipe.
+    /// Captures the output of a pipe.
     fn of(mut pipe: impl tokio::io::AsyncRead + Unpin + Send + 'static) -> Self {
         let (sender, text) = watch::channel(String::new());
         tokio::spawn(async move {
@@ -449,7 +450,7 @@ impl CapturedOutput {
         Self(text)
     }
 
-    /// Of a terminal.
+    /// Captures the output of a terminal.
     fn of_terminal(mut terminal: File) -> Self {
         let (sender, text) = watch::channel(String::new());
         thread::spawn(move || {
@@ -466,12 +467,12 @@ impl CapturedOutput {
         self.0.borrow().clone()
     }
 
-    /// Waits until this has been written.
+    /// Waits until the output contains `what`.
     pub async fn shows(&self, what: &str) {
         assert!(self.shows_when(|text| text.contains(what)).await, "{what:?} was not written, but:\n{}", self.text());
     }
 
-    /// Waits until it is like that; `false` when it does not become so.
+    /// Waits until the output satisfies `like`. Returns `false` on a timeout.
     pub async fn shows_when(&self, like: impl Fn(&str) -> bool) -> bool {
         let mut text = self.0.clone();
         let seen = tokio::time::timeout(SOON, text.wait_for(|text| like(text))).await;
@@ -486,7 +487,7 @@ impl CapturedOutput {
     }
 }
 
-/// A terminal with a session of its own in it.
+/// A terminal with its own session.
 pub struct Terminal {
     keyboard: File,
     pub screen: CapturedOutput,
@@ -494,11 +495,11 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program as the first of the session, in the foreground.
+    /// Starts a program as the leader of the session, in the foreground.
     pub fn start(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         use nix::fcntl::OFlag;
         use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
-        // Not inherited by the programs that other tests start.
+        // Programs that other tests start do not inherit the terminal.
         let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).expect("a terminal can be had");
         grantpt(&master).and_then(|()| unlockpt(&master)).expect("it is ours");
         let path = ptsname_r(&master).expect("it has a name");
@@ -539,7 +540,7 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(pid).expect("a process id"))
 }
 
-/// Polls until a condition holds that has no signal.
+/// Polls until a condition holds.
 pub async fn until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
@@ -562,7 +563,7 @@ pub async fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
     soon(what, wait).await
 }
 
-/// The shell that a sqlock has as its command.
+/// Finds the shell that runs as the command of a sqlock.
 pub async fn shell_of(sqlock: Pid) -> Pid {
     until_some("the command", || children(sqlock).into_iter().find(|child| name(*child) == "sh")).await
 }
@@ -573,7 +574,8 @@ fn stat(pid: Pid) -> Option<Vec<String>> {
     Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
 }
 
-/// `R`, `S`, `T` (stopped), `Z` (dead, and not waited for), …; `None`: there is no such process.
+/// Returns the state of a process: `R`, `S`, `T` (stopped), `Z` (a zombie), …; `None`: the process
+/// does not exist.
 pub fn state(pid: Pid) -> Option<char> {
     stat(pid)?.first()?.chars().next()
 }

@@ -1,5 +1,5 @@
-//! A critical section that leases guard, and that counts its occupants itself, over all processes:
-//! a directory with a file for each occupant. Included by the tests and by the worker.
+//! A critical section that leases guard and that counts its own occupants in all processes: a
+//! directory with a file for each occupant. The tests and the worker include this file.
 
 #![allow(dead_code, unreachable_pub, reason = "included by several tests")]
 #![allow(clippy::expect_used, clippy::panic, reason = "for tests")]
@@ -44,7 +44,7 @@ impl AccessMode {
         }
     }
 
-    /// The permits of an occupant. 0: exclusive.
+    /// Returns the permits of an occupant. 0: exclusive.
     fn units(self) -> u32 {
         match self {
             Self::Alone => 0,
@@ -65,7 +65,7 @@ impl AccessMode {
 #[derive(Clone, Debug)]
 pub struct CriticalSection(PathBuf);
 
-/// An occupant. It leaves when it is dropped.
+/// An occupant, which leaves when it is dropped.
 pub struct Occupant(PathBuf);
 
 impl Drop for Occupant {
@@ -79,7 +79,7 @@ impl CriticalSection {
         Self(dir.into())
     }
 
-    /// Enters. `Err`: the occupants must exclude each other.
+    /// Enters the section. `Err`: the occupants must exclude each other.
     pub fn enter(&self, manner: AccessMode) -> Result<(Occupant, u32), String> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +88,8 @@ impl CriticalSection {
         let presence = Occupant(own);
         let seen: Vec<PathBuf> =
             fs::read_dir(&self.0).expect("the directory").map(|entry| entry.expect("an entry").path()).collect();
-        // Occupants that are still there were there when the last one was seen: all at once.
+        // Occupants that still exist also existed when the last one was seen, so all of them
+        // overlap.
         let units = |path: &PathBuf| path.file_name()?.to_str()?.split_once('-')?.0.parse::<u32>().ok();
         let together: Vec<u32> = seen.iter().filter(|path| path.exists()).filter_map(units).collect();
         let taken: u32 = together.iter().sum();
@@ -108,7 +109,7 @@ impl CriticalSection {
         self.0.join("closed").exists()
     }
 
-    /// Goes in and out again until it is enough.
+    /// Enters and leaves repeatedly until the section is closed.
     pub async fn come_and_go(
         self,
         locks: Locks,
@@ -138,7 +139,7 @@ impl CriticalSection {
 pub struct Visits {
     pub count: u64,
     pub longest_wait: Duration,
-    /// The most occupants at once: permits, or readers.
+    /// The greatest number of simultaneous occupants: permits, or readers.
     pub together: u32,
 }
 
@@ -151,7 +152,7 @@ impl Visits {
         }
     }
 
-    /// As a worker says it.
+    /// Formats the counts as a worker reports them.
     pub fn to_line(self) -> String {
         format!("visits {} {} {}", self.count, self.longest_wait.as_millis(), self.together)
     }

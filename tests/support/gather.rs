@@ -1,5 +1,5 @@
-//! Tasks that take several names at once, again and again, each in an order of its own, and check
-//! that they are alone in the critical sections of these names.
+//! Tasks that repeatedly take several names at once, each in its own order, and check that they are
+//! alone in the critical sections of these names.
 
 #![allow(dead_code, unreachable_pub, reason = "included by several tests")]
 
@@ -22,7 +22,7 @@ const MOST: usize = 4;
 pub enum Strategy {
     /// By one request for all of them, in random order.
     Together,
-    /// One after the other, in order of names: the order that all have agreed upon by hand.
+    /// One after the other, in the order of names that all tasks follow.
     InTurn,
 }
 

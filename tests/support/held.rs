@@ -34,7 +34,7 @@ pub(super) async fn soak(place: &Place, count: usize, time: Duration) -> bool {
     }
     let leases: Vec<Vec<Lease>> = acquired.join_all().await;
     println!("  {count} leases of one client, TTL {TTL:?}: acquired in {:.1} s", start.elapsed().as_secs_f64());
-    // Leases of the first second are looked up once, when the client has registered.
+    // Leases of the first second are looked up once, after the client has registered.
     tokio::time::sleep(TTL).await;
     let (before, processor, start) =
         (place.database.work().await, place.database.processor_time().await, Instant::now());
@@ -119,7 +119,7 @@ impl Database {
             Self::Postgres(pool) => {
                 let work = "SELECT xact_commit, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint
                               FROM pg_stat_database WHERE datname = current_database()";
-                // Each session reports what it has done about once a second.
+                // Each session reports its work about once a second.
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 Some(sqlx::query_as(work).fetch_one(pool).await.expect("statistics"))
             }
@@ -148,7 +148,7 @@ fn ticks_of(process: &Path, server: u32) -> Option<u64> {
     let fields: Vec<&str> = rest.split(' ').collect();
     let is_server = id.parse() == Ok(server);
     let is_child = fields[1].parse() == Ok(server);
-    // Its own, in user and kernel mode, and those of children that have ended.
+    // The process's own times in user and kernel mode, and for the server those of ended children.
     let times = if is_server { &fields[11..15] } else { &fields[11..13] };
     (is_server || is_child).then(|| times.iter().filter_map(|time| time.parse::<u64>().ok()).sum())
 }

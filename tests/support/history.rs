@@ -1,10 +1,10 @@
-//! Checks a lock by the record of what its users saw.
+//! Checks a lock by the recorded observations of its users.
 //!
 //! Every process of a test writes one line per finished call with a [`Recorder`]; the test merges
-//! them, adds what the guarded database says, and asks [`History::check`]. Times are taken just
-//! before a call and just after it, so it took effect somewhere in between: two calls are ordered
-//! only if one returned before the other was invoked; otherwise no violation is reported. For
-//! exclusive leases; O(n log n).
+//! the lines, adds the state of the guarded database, and calls [`History::check`]. Times are taken
+//! just before and just after a call, which took effect in between: two calls are ordered only if
+//! one returned before the other was invoked; otherwise no violation is reported. For exclusive
+//! leases; O(n log n).
 //!
 //! | op            | `ok` means                   | otherwise                                          |
 //! |---------------|------------------------------|----------------------------------------------------|
@@ -16,8 +16,8 @@
 //! | lost          | the holder noticed the loss  |                                                    |
 //! | held          | `is_held()` said yes         | `refused`: it said no                              |
 //!
-//! `unknown` is any call whose reply never came. Renewals in the background leave no record, so a
-//! holder that lives long records `held` now and then, with the deadline that it has by then.
+//! `unknown` is any call without a reply. Renewals in the background leave no record, so a
+//! long-lived holder sometimes records `held`, with its deadline at that time.
 #![allow(dead_code, unreachable_pub, reason = "several tests include this file, each uses a part")]
 #![allow(clippy::expect_used, clippy::panic, reason = "a broken record must fail the test")]
 
@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 pub struct History {
     pub events: Vec<Event>,
     pub audit: Vec<Audit>,
-    /// By name, the last value of a counter that each fenced transaction reads and writes back.
+    /// By name, the final value of a counter that each fenced transaction reads and writes back.
     pub counters: BTreeMap<String, u64>,
     pub residue: Residue,
 }
@@ -45,19 +45,18 @@ pub struct History {
 /// The rules that hold with the injected faults.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Off where a client may sleep past its deadline or the database's clock may jump: then two
-    /// can believe at the same time that they hold, and only the fence keeps them apart.
+    /// Off if a client may sleep past its deadline or the database's clock may jump: two clients
+    /// can then believe at the same time that they hold, and only the fence separates them.
     pub client_exclusion: bool,
-    /// How long a name may be free while a caller waits for it. Where processes are killed or
-    /// replies are lost this includes the TTL, since their last grant may be on no record.
+    /// How long a name may be free while a caller waits for it. If processes are killed or replies
+    /// are lost, this includes the TTL, because the last grant may not be recorded.
     pub liveness: Option<Duration>,
 }
 
-/// One finished call. The deadline is the holder's own, as it stands after the call, on the clock
-/// of [`boot_ns`].
+/// One finished call. The deadline is the holder's own after the call, on the clock of [`boot_ns`].
 ///
-/// Owner and token name a holding. Where one owner is shared by several processes, what one of them
-/// noticed as lost counts as lost for all.
+/// Owner and token name a holding. If several processes share an owner, a loss that one of them
+/// noticed counts for all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Event {
     pub proc: String,
@@ -92,7 +91,7 @@ pub enum Outcome {
     Late,
 }
 
-/// The row that a fenced transaction appends beside its other writes; `seq` is the order of
+/// The row that a fenced transaction appends in addition to its other writes; `seq` is the order of
 /// commits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {
@@ -102,7 +101,7 @@ pub struct Audit {
     pub proc: String,
 }
 
-/// The rows that are left in the end.
+/// The rows that remain at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residue {
     pub live_leases: u64,
@@ -150,7 +149,7 @@ const SUCCESS: &[Outcome] = &[Outcome::Ok];
 const ANY: &[Outcome] = &[Outcome::Ok, Refused, Unknown, Late];
 
 impl History {
-    /// Everything that is wrong with this history; nothing, if the lock kept its promises.
+    /// Returns all violations in this history; none if the lock kept its promises.
     pub fn check(&self, rules: &Rules) -> Vec<Violation> {
         let incomplete = self.events.iter().filter(|e| e.is_incomplete());
         let mut found: Vec<_> = incomplete.cloned().map(Incomplete).collect();
@@ -186,7 +185,7 @@ impl History {
         found
     }
 
-    /// Panics with every violation spelled out; and if nothing was ever granted.
+    /// Panics with a list of all violations, or if nothing was ever granted.
     #[track_caller]
     pub fn assert_clean(&self, rules: &Rules) {
         let granted = self.events.iter().any(|e| e.is(Op::Acquire, GRANTED));
@@ -196,7 +195,7 @@ impl History {
         assert!(found.is_empty(), "{} violations:{list}", found.len());
     }
 
-    /// Once a token has written, no older one writes after it.
+    /// Checks that no older token writes after a newer one.
     fn order_of_writes(&self, found: &mut Found) {
         let mut rows: Vec<&Audit> = self.audit.iter().collect();
         rows.sort_by_key(|row| row.seq);
@@ -211,8 +210,8 @@ impl History {
         }
     }
 
-    /// Every commit counts once. Those with an unknown end may count, and so may those of which
-    /// only the begin is on record, because the process was killed.
+    /// Checks that every commit counts once. Commits with an unknown end may count, and so may
+    /// commits of killed processes, of which only the begin is recorded.
     fn updates(&self, name: &str, counter: u64, events: &[&Event], found: &mut Found) {
         let count = |op, outcomes| select(events, op, outcomes).len() as u64;
         let audited = self.audit.iter().filter(|row| row.name == name).count() as u64;
@@ -228,7 +227,8 @@ impl History {
     }
 }
 
-/// Tokens rise from grant to grant, have one owner, and buy nothing once a newer one was granted.
+/// Checks that tokens rise from grant to grant, have one owner, and have no effect after a newer
+/// grant.
 fn token_order(events: &[&Event], found: &mut Found) {
     let mut grants = select(events, Op::Acquire, GRANTED);
     grants.sort_by_key(|grant| grant.return_ns);
@@ -257,7 +257,7 @@ fn token_order(events: &[&Event], found: &mut Found) {
     }
 }
 
-/// All that happened under one token of one owner: several grants, if it is re-entrant.
+/// All events of one token of one owner: several grants, if it is re-entrant.
 type Holding<'a> = Vec<&'a Event>;
 
 fn holdings<'a>(events: &[&'a Event]) -> Vec<Holding<'a>> {
@@ -271,7 +271,7 @@ fn holdings<'a>(events: &[&'a Event]) -> Vec<Holding<'a>> {
     holdings.into_values().collect()
 }
 
-/// The same token is granted again only while an earlier grant of it is not yet released.
+/// Checks that a token is granted again only while an earlier grant of it is not released.
 fn reuse(holding: &Holding<'_>, found: &mut Found) {
     let mut releases = select(holding, Op::Release, SUCCESS);
     releases.sort_by_key(|release| release.return_ns);
@@ -311,7 +311,7 @@ fn honesty(holding: &Holding<'_>, found: &mut Found) {
     }
 }
 
-/// No two owners believe at the same time that they hold.
+/// Checks that no two owners believe at the same time that they hold.
 fn client_exclusion(holdings: &[Holding<'_>], found: &mut Found) {
     let mut claims: Vec<_> = holdings.iter().filter_map(|h| claim(h)).collect();
     claims.sort_by_key(|(grant, _)| grant.return_ns);
@@ -324,8 +324,8 @@ fn client_exclusion(holdings: &[Holding<'_>], found: &mut Found) {
     }
 }
 
-/// The first grant, from whose return on the holder may act, and when it stops: when it asks for
-/// the last release, notices the loss, or reaches its deadline.
+/// Returns the first grant, after whose return the holder may act, and the moment at which it
+/// stops: when it asks for the last release, notices the loss, or reaches its deadline.
 fn claim<'a>(holding: &[&'a Event]) -> Option<(&'a Event, u64)> {
     let grants = select(holding, Op::Acquire, SUCCESS);
     let start = *grants.iter().min_by_key(|grant| grant.return_ns)?;
@@ -355,7 +355,7 @@ fn liveness(events: &[&Event], holdings: &[Holding<'_>], bound: Duration, found:
         free_since = free_since.max(end);
     }
     for waiter in select(events, Op::Acquire, ANY) {
-        // A wait can cut short only the first and the last gap it meets: `find` ends soon.
+        // A wait can shorten only the first and the last gap that it overlaps, so `find` ends soon.
         let first = gaps.partition_point(|(_, end)| *end <= waiter.invoke_ns);
         let met = gaps[first..].iter().take_while(|(start, _)| *start < waiter.return_ns);
         let mut free = met.map(|(start, end)| {
@@ -368,8 +368,9 @@ fn liveness(events: &[&Event], holdings: &[Holding<'_>], bound: Duration, found:
     }
 }
 
-/// From when until when others may have found the name taken. Until the last release has returned;
-/// without it, until the deadline, and for as long as a fenced transaction keeps others out.
+/// Returns the period in which others may have found the name taken: until the last release
+/// returned; without a release, until the deadline, and as long as a fenced transaction excludes
+/// others.
 fn occupied(holding: &[&Event]) -> Option<(u64, u64)> {
     let grants = select(holding, Op::Acquire, &[Outcome::Ok, Late, Unknown]);
     let earliest = |e: &&Event| match e.outcome {
@@ -393,7 +394,7 @@ fn select<'a>(events: &[&'a Event], op: Op, outcomes: &[Outcome]) -> Vec<&'a Eve
 }
 
 impl Event {
-    /// Certain to have taken effect before the other.
+    /// Whether this call certainly took effect before the other.
     pub fn before(&self, other: &Event) -> bool {
         self.return_ns < other.invoke_ns
     }
@@ -402,12 +403,12 @@ impl Event {
         self.op == op && outcomes.contains(&self.outcome)
     }
 
-    /// The database compared owner and token, and found both in place.
+    /// Whether the database compared owner and token, and both matched.
     fn was_compared(&self) -> bool {
         !matches!(self.op, Op::Acquire | Op::Lost | Op::Held) && self.outcome == Outcome::Ok
     }
 
-    /// The answer was yes although no time was left.
+    /// Whether the call succeeded although no time was left.
     fn is_late(&self) -> bool {
         let given = self.is(Op::Acquire, SUCCESS) || self.is(Op::Renew, SUCCESS);
         given && self.deadline_ns.is_some_and(|deadline| deadline <= self.return_ns)
@@ -438,8 +439,8 @@ impl fmt::Display for Audit {
     }
 }
 
-/// Appends the events of one process to a file of its own, each flushed, so that `kill -9` tears
-/// the last line at most.
+/// Appends the events of one process to its own file and flushes each, so that `kill -9` tears the
+/// last line at most.
 pub struct Recorder(Mutex<BufWriter<File>>);
 
 impl Recorder {
@@ -458,7 +459,8 @@ impl Recorder {
     }
 }
 
-/// The events of all processes. A torn last line is left out, as if its call had never returned.
+/// Reads the events of all processes. A torn last line is left out, as if its call had never
+/// returned.
 pub fn read_dir(dir: &Path) -> Vec<Event> {
     let mut events = Vec::new();
     for entry in fs::read_dir(dir).expect("the directory of the record can be listed") {
@@ -475,7 +477,8 @@ pub fn read_dir(dir: &Path) -> Vec<Event> {
     events
 }
 
-/// Nanoseconds since this host was started, suspend included; comparable between its processes.
+/// Returns the nanoseconds since this host was started, suspend included; comparable between its
+/// processes.
 pub fn boot_ns() -> u64 {
     let now = Duration::try_from(clock_gettime(ClockId::Boottime)).expect("time since the start");
     u64::try_from(now.as_nanos()).expect("fewer than 584 years")

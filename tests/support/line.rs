@@ -1,5 +1,5 @@
-//! A storm on the queue: processes wait for some names at random, cancel, are stopped and are
-//! killed; and a check of everything that they have recorded.
+//! A storm on the queue: processes wait for random names, cancel, are stopped and are killed; then
+//! a check of all their records.
 //!
 //! No two holders may believe in one name, tokens rise, no caller waits for long while the name is
 //! free, and no row is left in the end.
@@ -32,8 +32,8 @@ const CLAIM: Duration = Duration::from_secs(3);
 /// The longest stop of a process, during which its leases and its entries expire.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// How long a name may seem free to a waiter: a holder is killed before it has recorded its grant,
-/// two stopped processes are granted the name, and the machine is busy.
+/// How long a name may seem free to a waiter: in the worst case, a holder is killed before it has
+/// recorded its grant, two stopped processes are granted the name, and the machine is busy.
 const BOUND: Duration = Duration::from_secs(4 + 3 + 3 + 4);
 
 fn up_to(most: Duration) -> Duration {
@@ -64,7 +64,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
             let pid = processes[i].pid();
             asleep.push(tokio::spawn(async move {
                 sleep(up_to(PAUSE)).await;
-                // It may be dead by now.
+                // The process may be dead by now.
                 let _ = kill_process(pid, Signal::CONT);
             }));
         }
@@ -118,7 +118,7 @@ fn start_stander(url: &str, record: &Path) -> Process {
 }
 
 impl Process {
-    /// Returns the counts of the process, at its end.
+    /// Adds the counts of the process at its end.
     async fn end(mut self, said: &mut BTreeMap<String, u64>) -> bool {
         let patience = Instant::now() + Duration::from_secs(60);
         while !matches!(self.child.try_wait(), Ok(Some(_))) {
@@ -143,7 +143,8 @@ fn judge(history: &History) -> (bool, String) {
     let grants: Vec<&Event> =
         history.events.iter().filter(|e| e.op == Op::Acquire && e.outcome == Outcome::Ok).collect();
     let mut text = format!("    {:<34} {}\n", "grants on record", grants.len());
-    // From the call of a release to the next grant, of requests that came before the release.
+    // The times from the call of a release to the next grant, for requests that came before the
+    // release.
     let mut hand_overs = Vec::new();
     for release in history.events.iter().filter(|e| e.op == Op::Release && e.outcome == Outcome::Ok) {
         let next = grants.iter().filter(|g| g.name == release.name && g.token > release.token).min_by_key(|g| g.token);
@@ -175,12 +176,12 @@ fn judge(history: &History) -> (bool, String) {
 
 /// `soak stand URL RECORD`: until its standard input ends.
 pub(super) async fn stand(url: &str, record: &Path) {
-    // One that was stopped would not notice the end of its parent.
+    // A stopped process would not notice the end of its parent.
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
     let proc = std::process::id().to_string();
     let stander = Arc::new(Stander {
         locks: Database::open(url).locks().build(),
-        // Process ids recur.
+        // Process ids are reused.
         recorder: Recorder::create(record, &format!("{proc}-{}", boot_ns())),
         proc,
         over: AtomicBool::new(false),
@@ -244,7 +245,7 @@ impl Stander {
                 self.count("timed out");
                 self.waited(&name, invoked);
             }
-            // It was stopped, or one that was had the file to itself.
+            // This process was stopped, or a stopped process had locked the file.
             Err(Error::Unavailable { reason, .. }) if reason.starts_with("no answer came within") => {
                 self.count("had no answer in time");
             }
@@ -263,12 +264,13 @@ impl Stander {
         sleep(up_to(most)).await;
         let mut event = self.event(&lease, Op::Held, boot_ns());
         event.outcome = if lease.is_held() { Outcome::Ok } else { Outcome::Refused };
-        // It was so when it was asked: since then it may have been stopped.
+        // The answer is that of the time of the call: the process may have been stopped since.
         self.recorder.record(&Event { invoke_ns: event.invoke_ns.min(event.return_ns), ..event });
         let mut event = self.event(&lease, Op::Release, boot_ns());
         event.deadline_ns = None;
         event.outcome = Outcome::Unknown;
-        // Before the call: one that is killed during it has let go all the same.
+        // Recorded before the call, because a process that is killed during the call has released
+        // the lease as well.
         self.recorder.record(&event);
         if random(8) == 0 {
             drop(lease);
@@ -288,7 +290,7 @@ impl Stander {
 
     fn event(&self, lease: &Lease, op: Op, invoke_ns: u64) -> Event {
         let return_ns = boot_ns();
-        // In this order: rather a little too early than too late.
+        // The clock is read first, so that the deadline is rather too early than too late.
         let deadline_ns = boot_ns() + u64::try_from(lease.remaining().as_nanos()).expect("a TTL is short");
         Event {
             proc: self.proc.clone(),
@@ -303,7 +305,7 @@ impl Stander {
         }
     }
 
-    /// A wait ended without a grant.
+    /// Records a wait that ended without a grant.
     fn waited(&self, name: &str, invoke_ns: u64) {
         self.recorder.record(&Event {
             proc: self.proc.clone(),

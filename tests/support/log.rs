@@ -20,20 +20,20 @@ pub struct Log {
 }
 
 impl Log {
-    /// Captures what this thread logs until the guard is dropped. The runtime of a test has one
+    /// Captures the log of this thread until the guard is dropped. The runtime of a test has one
     /// thread.
     pub fn capture() -> (Self, DefaultGuard) {
         let log = Self::default();
         (log.clone(), tracing::subscriber::set_default(log))
     }
 
-    /// The messages of at least this level.
+    /// Returns the messages of at least this level.
     pub fn messages(&self, level: Level) -> Vec<String> {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.iter().filter(|(at, _)| *at <= level).map(|(_, fields)| fields["message"].clone()).collect()
     }
 
-    /// The fields of all spans of a name, in the order in which they were opened.
+    /// Returns the fields of all spans of a name, in the order of their opening.
     pub fn spans(&self, name: &str) -> Vec<Fields> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.iter().filter(|(of, _)| *of == name).map(|(_, fields)| fields.clone()).collect()

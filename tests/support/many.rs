@@ -1,5 +1,5 @@
-//! Several names at once, by many processes: whether all are granted, compared with taking the same
-//! names one after the other in a common order.
+//! Several names at once, by many processes: checks that all are granted, and compares the time
+//! with taking the same names one after the other in a common order.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ const PROCESSES: usize = 8;
 const TASKS: usize = 2;
 const NAMES: usize = 20;
 
-/// Whether nothing was wrong.
+/// Returns whether no violation was found.
 pub(super) async fn soak(place: &Place, count: usize) -> bool {
     let locks = place.database.locks().build();
     locks.migrate().await.expect("migrate");
@@ -63,7 +63,7 @@ pub(super) async fn soak(place: &Place, count: usize) -> bool {
     clean && rows == 0
 }
 
-/// One of the processes.
+/// Runs one of the processes.
 pub(super) async fn gather(url: &str, how: &str, count: &str, dir: &Path) {
     let locks = Database::open(url).locks().build();
     let count = count.parse().expect("a number");

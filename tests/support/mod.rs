@@ -37,7 +37,7 @@ impl Database {
         matches!(self, Self::MySql | Self::MariaDb)
     }
 
-    /// How URLs of it begin.
+    /// Returns the scheme of its URLs.
     pub fn scheme(self) -> &'static str {
         match self {
             Self::Postgres => "postgres",
@@ -47,7 +47,7 @@ impl Database {
         }
     }
 
-    /// The kind of throwaway server for tests that must have one to themselves. SQLite has none.
+    /// Returns the kind of throwaway server for tests that need their own server. SQLite has none.
     pub fn server(self) -> Option<server::Kind> {
         match self {
             Self::Postgres => Some(server::Kind::Postgres),
@@ -57,7 +57,7 @@ impl Database {
         }
     }
 
-    /// The URL of the shared server, or a failure that says how to get one.
+    /// Returns the URL of the shared server, or fails with the way to start one.
     pub fn shared_url(self) -> String {
         let variable = match self {
             Self::Postgres => "SQLOCK_TEST_POSTGRES_URL",
@@ -75,12 +75,12 @@ impl Database {
 
 /// A database, schema or file of this test's own, empty.
 pub struct Fresh {
-    /// Opens connections in it.
+    /// The URL of the database.
     pub url: String,
     _file: Option<tempfile::TempDir>,
 }
 
-/// Creates a directory in memory, where the system has room for it: a commit on a busy disk may take
+/// Creates a directory, in memory if the system allows, because a commit on a busy disk may take
 /// longer than a lease lasts. The throwaway servers do not wait for the disk either.
 fn directory() -> tempfile::TempDir {
     const MEMORY: &str = "/dev/shm";
@@ -104,8 +104,8 @@ pub async fn empty() -> Fresh {
 /// Creates a database on a server, without tables.
 pub async fn empty_on(server: &str) -> Fresh {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
-    // The start of the process is part of it: places outlive their process on a server that is used
-    // again, and ids recur.
+    // The name contains the start of the process, because databases outlive their process on a
+    // reused server, and process ids are reused.
     static START: LazyLock<u128> =
         LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis()));
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ pub async fn fresh_on(server: &str) -> Fresh {
 }
 
 impl Fresh {
-    /// A pool as an application would have it.
+    /// Creates a pool like an application's.
     pub async fn pool(&self) -> Pool<Sql> {
         connect(&self.url, 10).await
     }
@@ -153,8 +153,7 @@ impl Fresh {
         connect(&self.url, connections).await
     }
 
-    /// A client of its own, as another process would have one, that also allows the short TTLs of
-    /// tests.
+    /// Creates a client, like that of another process, that also allows the short TTLs of tests.
     pub async fn locks(&self) -> Locks {
         self.builder().await.build()
     }
@@ -168,7 +167,7 @@ pub fn builder(pool: Pool<Sql>) -> LocksBuilder {
     Locks::builder(pool).ttl_range(Duration::from_millis(100)..=Duration::from_secs(86_400))
 }
 
-/// A pool on a URL; connections are made when they are needed.
+/// Creates a pool on a URL, which opens connections when they are needed.
 pub async fn connect(url: &str, connections: u32) -> Pool<Sql> {
     sqlx::pool::PoolOptions::<Sql>::new()
         .max_connections(connections)
@@ -181,8 +180,8 @@ fn options(url: &str) -> <<Sql as sqlx::Database>::Connection as sqlx::Connectio
     url.parse().unwrap()
 }
 
-/// Asks the server about its processes. MySQL lists the statements that are running too, and
-/// stumbles over bytes in them that are not text: then it is asked again.
+/// Asks the server about its processes. MySQL also lists running statements, and fails if they
+/// contain bytes that are not text: the query is then repeated.
 pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T {
     let until = tokio::time::Instant::now() + SOON;
     loop {
@@ -195,11 +194,11 @@ pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T
     }
 }
 
-/// The longest that anything which must happen may take here before a test fails.
+/// The longest time that an expected event may take before a test fails.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// A query for columns of the row `l` of a name, and for its expiry: by itself, or by the heartbeat
-/// of its client.
+/// Returns a query for columns of the row `l` of a name, and for its expiry: the row's own, or the
+/// one by the heartbeat of its client.
 pub fn held(columns: &str, name: &str) -> String {
     format!(
         "SELECT {columns}, CASE WHEN c.beat_at + l.ttl > l.expires_at THEN c.beat_at + l.ttl ELSE l.expires_at END
@@ -207,7 +206,7 @@ pub fn held(columns: &str, name: &str) -> String {
     )
 }
 
-/// Fails the test, instead of hanging it, when something does not happen.
+/// Waits for a future, and fails the test after [`SOON`] instead of hanging it.
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
 }

@@ -21,8 +21,8 @@ const HANDOVERS: usize = 1_000;
 /// The lowest TTL that a client takes by default.
 const TTL: Duration = Duration::from_secs(1);
 
-/// How long a row stays locked, and a connection deaf. SQLite has one lock for all rows, which
-/// stops heartbeats as well.
+/// How long a row stays locked, and a connection stays deaf. SQLite has one lock for all rows,
+/// which stops heartbeats as well.
 fn length_of_fault(database: &Database) -> Duration {
     if matches!(database, Database::Sqlite(_)) { TTL / 2 } else { 3 * TTL }
 }
@@ -33,7 +33,7 @@ enum Fault {
     Handovers,
     /// A foreign transaction has locked the row of a name that is released and requested.
     LockedRow,
-    /// All open connections of the client swallow what is sent.
+    /// All open connections of the client swallow their traffic.
     DeafConnections,
     /// A process that waits at the head is killed.
     DeadWaiter,
@@ -50,7 +50,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Whether no lease was lost.
+/// Returns whether no lease was lost.
 pub(super) async fn soak(place: &Place, runs: u64) -> bool {
     let locks = place.database.locks().build();
     locks.migrate().await.expect("migrate");
@@ -110,10 +110,10 @@ async fn acquire_all(locks: &Locks, names: impl Iterator<Item = String>, ttl: Du
     acquired.join_all().await
 }
 
-/// Releases many names at once that another client waits for.
+/// Releases many names at once for which another client waits.
 async fn hand_over(place: &Place, locks: &Locks) {
     let names = || (0..HANDOVERS).map(|i| format!("handover/{i}"));
-    // Only the leases beside them are at risk.
+    // Only the other leases are at risk.
     let long = Duration::from_secs(60);
     let held = acquire_all(locks, names(), long).await;
     let other = place.database.locks().build();
@@ -150,7 +150,7 @@ async fn lock_row(place: &Place, locks: &Locks) {
     wanted.await.expect("no panic").expect("acquire").release().await.expect("release");
 }
 
-/// Kills a process that waits, and lets the next waiter have the name.
+/// Kills a waiting process, and lets the next waiter acquire the name.
 async fn kill_waiter(place: &Place, locks: &Locks) {
     let lease = locks.lease("dead").acquire().await.expect("acquire");
     let mut waiter = start_waiter(&place.url, "dead");
@@ -165,7 +165,7 @@ fn start_waiter(url: &str, name: &str) -> Child {
     Command::new(this).args(["wait", url, name]).spawn().expect("a process can be started")
 }
 
-/// The process that waits.
+/// Runs the process that waits.
 pub(super) async fn wait(url: &str, name: &str) {
     let locks = Database::open(url).locks().build();
     let _lease = locks.lease(name).acquire().await;
@@ -218,7 +218,7 @@ impl Database {
 }
 
 impl Place {
-    /// A proxy in front of the server, and the URL that leads through it.
+    /// Starts a proxy in front of the server, and returns it with the URL that leads through it.
     pub(super) fn behind_a_proxy(&self) -> (Proxy, String) {
         let (before, path) = self.url.rsplit_once('/').expect("a URL names a database");
         let (address, port) = before.rsplit_once(':').expect("a URL names a port");

@@ -79,7 +79,7 @@ async fn main() {
 
 fn say(answer: &str) {
     let mut out = std::io::stdout().lock();
-    // Without a reader, the process is about to end.
+    // A missing reader means that the process is about to end.
     let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
 }
 
@@ -104,7 +104,7 @@ impl PaymentServer {
     fn open(url: &str, provider: Option<u16>) -> Self {
         let pool = AnyPool::open(url, 6);
         let locks = pool.builder().build();
-        // So short that a test sees it run out.
+        // The TTL is so short that a test sees it run out.
         let payments = Idempotency::new(&locks).namespace("payments").lease(Duration::from_secs(1));
         Self { pool, payments, provider }
     }
@@ -116,7 +116,7 @@ impl PaymentServer {
         let done: Result<_, Error> = on_pool!(&self.pool, pool => {
             self.payments.run(pool, &alice, &request, async |tx| {
                 sqlx::raw_sql(AssertSqlSafe(write.clone())).execute(&mut **tx).await?;
-                // Something takes time, so that there is a middle to be killed in.
+                // The work takes time, so that the process can be killed in the middle.
                 tokio::time::sleep(Duration::from_millis(3)).await;
                 Ok(receipt.clone())
             }).await
@@ -130,7 +130,7 @@ impl PaymentServer {
         done.map_err(|error: Error| error.report().to_string())
     }
 
-    /// All on one connection, so that nothing is to be waited for between the order and the charge.
+    /// Charges on one connection, so that nothing delays the charge after the order.
     async fn ordered(&self, key: &str, port: u16) -> Result<Outcome<String>, String> {
         let (alice, request) = (IdempotencyKey::new("alice", key), Fingerprint::of([key]));
         let charge = async || {
@@ -151,7 +151,7 @@ impl PaymentServer {
         resumed.map(|resumed| (resumed.done, resumed.failed)).map_err(|error: Error| error.report().to_string())
     }
 
-    /// Charges at the provider, and writes the receipt down with the result.
+    /// Charges at the provider, and stores the receipt with the result.
     async fn charge(&self, attempt: &Attempt) -> Result<String, Error> {
         let port = self.provider.expect("the port of the provider");
         let receipt: String = attempt

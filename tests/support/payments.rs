@@ -1,6 +1,6 @@
 //! A storm on idempotent payments: clients send each order several times to servers that are
 //! killed, stopped and cut off, and that charge in a transaction or at a provider that does not
-//! always answer. In the end the books are compared: see `payments/books.rs`.
+//! always answer. At the end the books are compared: see `payments/books.rs`.
 
 #[path = "payments/books.rs"]
 mod books;
@@ -87,8 +87,8 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     books.violations.is_empty() && books.done > 0
 }
 
-/// Makes faults for so long: cuts a reply to a client, and does something to a server. In the end
-/// all servers run.
+/// Makes faults for `time`: cuts a reply to a client, and disturbs a server. All servers run at the
+/// end.
 async fn make_faults(place: &Place, servers: &mut [Server], time: Duration) -> Faults {
     let is_sqlite = matches!(place.database, Database::Sqlite(_));
     let mut faults = Faults::default();
@@ -113,7 +113,7 @@ async fn make_faults(place: &Place, servers: &mut [Server], time: Duration) -> F
                 let (pid, length) = (servers[i].process.pid(), TTL + Duration::from_millis(random(3000) as u64));
                 stopped.spawn(async move {
                     sleep(length).await;
-                    // It may be dead by now.
+                    // The process may be dead by now.
                     let _ = kill_process(pid, Signal::CONT);
                 });
             }
@@ -150,7 +150,8 @@ struct Server {
     url: String,
     port: u16,
     provider: u16,
-    /// Is bound to the port and never listens: keeps the port while the server is dead.
+    /// A socket that is bound to the port and never listens, to reserve the port while the server
+    /// is dead.
     _placeholder: TcpSocket,
 }
 
@@ -167,7 +168,7 @@ impl Server {
         Self { process, proxy, database, url, port, provider: provider.port, _placeholder: placeholder }
     }
 
-    /// Kills the server, and starts it again: with a full disk, or without.
+    /// Kills the server, and starts it again, with or without a full disk.
     fn restart(&mut self, is_full: bool) {
         self.process.kill();
         self.process = start(&self.url, self.port, self.provider, is_full);
@@ -178,7 +179,7 @@ impl Server {
         Some(format!("a server has ended by itself: {status}"))
     }
 
-    /// Ends the server orderly. Returns what was wrong with that.
+    /// Ends the server in order. Returns any fault of this end.
     async fn end(&mut self) -> Option<String> {
         if let Some(unexpected) = self.unexpected_end() {
             return Some(unexpected);

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process that is killed when this is dropped. Its standard input ends when that is dropped.
+/// A process. Dropping this kills the process; dropping `stdin` ends its standard input.
 pub(super) struct Process {
     pub(super) child: Child,
 }
@@ -19,7 +19,7 @@ impl Process {
         Self { child: command.spawn().expect("a process can be started") }
     }
 
-    /// Waits for the next line of its standard output.
+    /// Waits for the next line of the process's standard output.
     pub(super) fn read_line(&mut self) -> String {
         let mut line = String::new();
         let stdout = self.child.stdout.as_mut().expect("it is a pipe");

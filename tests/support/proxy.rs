@@ -1,9 +1,8 @@
-//! A TCP proxy on loopback that misbehaves on demand: what a network does to a connection, at the
-//! moment a test chooses.
+//! A TCP proxy on loopback that makes the faults of a network, at the moments that a test chooses.
 //!
-//! It runs on a thread of its own, so that a test that blocks its runtime does not stall it. Each
-//! method returns when the proxy has taken note: whatever is sent after that is treated
-//! accordingly, on open connections too.
+//! The proxy runs on its own thread, so that a test that blocks its runtime does not stall it. Each
+//! method returns when the fault is in force: it applies to all later bytes, on open connections
+//! too.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its proxy cannot be had")]
 #![allow(unreachable_pub, reason = "included by several programs")]
@@ -24,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-/// Which way bytes travel: `Up` is from the client to the server.
+/// The direction of bytes: `Up` is from the client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     Up,
@@ -32,8 +31,8 @@ pub enum Direction {
     Both,
 }
 
-/// Stands between clients, who connect to its port, and a server on this machine. Dropping it drops
-/// their connections.
+/// A proxy between clients, which connect to its port, and a server on this machine. Dropping it
+/// drops their connections.
 pub struct Proxy {
     port: u16,
     open: Arc<AtomicUsize>,
@@ -42,11 +41,11 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Tells when [`Proxy::cut_next_reply`] has struck.
+/// Waits until [`Proxy::cut_next_reply`] has cut a reply.
 pub struct CutWatch(watch::Receiver<bool>);
 
 impl Proxy {
-    /// The server need not run yet, and may be restarted.
+    /// Starts a proxy. The server need not run yet, and may be restarted.
     pub fn start(upstream_port: u16) -> Proxy {
         let (orders, inbox) = mpsc::unbounded_channel();
         let (started, port) = blocking::channel();
@@ -71,15 +70,15 @@ impl Proxy {
         self.port
     }
 
-    /// Ends every fault. What was swallowed stays lost; what is delayed goes out at once.
+    /// Ends every fault. Swallowed bytes stay lost; delayed bytes are sent at once.
     pub fn pass(&self) {
         self.fault(|faults| *faults = Faults { resets: faults.resets, deafened: faults.deafened, ..Faults::default() });
         self.order(Order::Listen);
     }
 
-    /// Swallows whatever goes that way, goodbyes included: as when a cable is pulled, neither side
-    /// is told. (A client can still connect, as that is between it and the proxy; it reaches the
-    /// server when this ends.)
+    /// Swallows all traffic in a direction, including FIN and RST, as when a cable is pulled:
+    /// neither side notices. (A client can still connect to the proxy, and reaches the server when
+    /// this fault ends.)
     pub fn blackhole(&self, direction: Direction) {
         self.fault(move |faults| {
             faults.up.lossy = direction != Direction::Down;
@@ -87,7 +86,7 @@ impl Proxy {
         });
     }
 
-    /// Holds back all that the server sends by this time. Replaces other delays.
+    /// Delays all bytes from the server by this time. Replaces other delays.
     pub fn delay_replies(&self, delay: Duration) {
         self.fault(move |faults| {
             faults.up.delay = Duration::ZERO;
@@ -95,7 +94,7 @@ impl Proxy {
         });
     }
 
-    /// Holds back everything by this time in either direction. Replaces other delays.
+    /// Delays all bytes in both directions by this time. Replaces other delays.
     pub fn delay(&self, delay: Duration) {
         self.fault(move |faults| {
             faults.up.delay = delay;
@@ -103,21 +102,22 @@ impl Proxy {
         });
     }
 
-    /// Waits for a client to send something and for the first reply on its connection: loses that
-    /// reply and resets the connection. So the server has done what it was asked, and the client
-    /// cannot know.
+    /// Waits for a client to send bytes and for the first reply on its connection, loses that reply
+    /// and resets the connection. So the server has executed the request, and the client cannot
+    /// know.
     ///
-    /// Strikes one connection, the first it can; [`Proxy::pass`] calls it off.
+    /// Cuts only the first possible connection; [`Proxy::pass`] cancels the cut.
     pub fn cut_next_reply(&self) -> CutWatch {
         self.cut_reply_to("")
     }
 
-    /// The same, once a client sends something with this in it.
+    /// Cuts the next reply, as [`Self::cut_next_reply`], to a client that has sent bytes with
+    /// `text` in them.
     pub fn cut_reply_to(&self, text: &'static str) -> CutWatch {
         self.cut(text, false)
     }
 
-    /// The same, and from then on nothing comes through in either direction.
+    /// Cuts a reply, as [`Self::cut_reply_to`], and then swallows all bytes in both directions.
     pub fn cut_reply_to_and_freeze(&self, text: &'static str) -> CutWatch {
         self.cut(text, true)
     }
@@ -144,7 +144,7 @@ impl Proxy {
         self.fault(|faults| faults.deafened += 1);
     }
 
-    /// How many connections clients have open.
+    /// Returns the number of open client connections.
     pub fn connections(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
@@ -153,7 +153,8 @@ impl Proxy {
         self.order(Order::Change(Box::new(change)));
     }
 
-    /// Returns when it has been carried out, which takes microseconds.
+    /// Sends an order to the proxy, and returns when it has been carried out, which takes
+    /// microseconds.
     fn order(&self, order: Order) {
         let (done, receipt) = blocking::channel();
         let orders = self.orders.as_ref().expect("the proxy is only stopped by its end");
@@ -172,7 +173,7 @@ impl Drop for Proxy {
 }
 
 impl CutWatch {
-    /// Waits for it. Panics if it was called off.
+    /// Waits for the cut. Panics if it was cancelled.
     pub async fn happened(mut self) {
         self.0.wait_for(|&happened| happened).await.expect("no reply was cut before that was called off");
     }
@@ -189,14 +190,15 @@ enum Order {
     Listen,
 }
 
-/// What is wrong with the network at present.
+/// The current faults of the network.
 #[derive(Default)]
 struct Faults {
     up: Way,
     down: Way,
-    /// How many times all connections were reset: each ends when this changes.
+    /// The number of resets of all connections. Each connection ends when this number changes.
     resets: u64,
-    /// How many times all connections were made deaf: each is when this has changed.
+    /// The number of times that all connections were made deaf. A connection is deaf after this
+    /// number has changed.
     deafened: u64,
     cut: Option<Cut>,
 }
@@ -204,11 +206,11 @@ struct Faults {
 /// The order to cut a reply.
 #[derive(Clone)]
 struct Cut {
-    /// Notified when that is done.
+    /// Notified when the reply was cut.
     happened: Arc<watch::Sender<bool>>,
-    /// What the request must contain.
+    /// The text that the request must contain.
     text: &'static str,
-    /// Whether nothing comes through afterwards.
+    /// Whether all bytes are swallowed afterwards.
     freezes: bool,
 }
 
@@ -224,13 +226,14 @@ struct Way {
     delay: Duration,
 }
 
-/// The part that lives on the proxy's thread.
+/// The part on the proxy's thread.
 struct Hub {
     port: u16,
     upstream: u16,
     faults: Rc<watch::Sender<Faults>>,
     open: Arc<AtomicUsize>,
-    /// Is bound to the port and never listens: keeps the port while there is no listener.
+    /// A socket that is bound to the port and never listens, to reserve the port while there is no
+    /// listener.
     _placeholder: TcpSocket,
     listener: Option<TcpListener>,
     connections: JoinSet<()>,
@@ -296,8 +299,8 @@ impl Hub {
     }
 }
 
-/// A socket on that port (0: any) of the loopback interface; several may be bound as long as one
-/// listens.
+/// Binds a socket to a port (0: any) of the loopback interface. Several may be bound as long as
+/// only one listens.
 fn bind(port: u16) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -305,7 +308,7 @@ fn bind(port: u16) -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// The next client, if connections are accepted at all.
+/// Accepts the next client. Pending while connections are refused.
 async fn accept(listener: Option<&TcpListener>) -> Option<TcpStream> {
     Some(listener?.accept().await.expect("a listening socket accepts").0)
 }
@@ -326,7 +329,7 @@ impl Drop for Count {
     }
 }
 
-/// What both directions of a connection know.
+/// The state that both directions of a connection share.
 struct Connection {
     upstream: u16,
     faults: Rc<watch::Sender<Faults>>,
@@ -334,16 +337,16 @@ struct Connection {
     born: u64,
     /// The count of deafenings when this connection began.
     deafened: u64,
-    /// The cut that was ordered when the client last sent something.
+    /// The cut that was ordered when the client last sent matching bytes.
     asked: RefCell<Weak<watch::Sender<bool>>>,
 }
 
-/// What arrives, in the order it does.
+/// An arrival, in order.
 enum Arrival {
     Bytes(Vec<u8>),
     /// The sender has finished (FIN).
     End,
-    /// The sender broke off (RST).
+    /// The sender reset the connection (RST).
     Break,
 }
 
@@ -353,8 +356,8 @@ impl Connection {
         Connection { upstream, faults, born, deafened, asked: RefCell::default() }
     }
 
-    /// Ends when both sides are done, or one broke off, or the proxy was told to reset all
-    /// connections; the latter two are what both sides are then told (RST).
+    /// Serves a connection until both sides have finished, one side resets it, or the proxy resets
+    /// all connections. After a reset, both sides receive an RST.
     async fn serve(self, mut client: TcpStream) {
         let Some(Ok(mut server)) = self.unless_reset(self.dial()).await else {
             break_off(&client);
@@ -376,7 +379,7 @@ impl Connection {
         }
     }
 
-    /// A client's call to a server that cannot be reached gets there when it can be.
+    /// Connects to the server, and waits while the network swallows bytes.
     async fn dial(&self) -> io::Result<TcpStream> {
         self.reachable(Direction::Up).await;
         TcpStream::connect((Ipv4Addr::LOCALHOST, self.upstream)).await
@@ -391,8 +394,8 @@ impl Connection {
         }
     }
 
-    /// Carries one direction. Reading goes on while what was read is held back: a slow network, not
-    /// a narrow one.
+    /// Forwards one direction. Reads on while earlier bytes are delayed: the network is slow, not
+    /// narrow.
     async fn pipe(&self, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Direction) -> io::Result<()> {
         let (queue, mut arrivals) = mpsc::channel(1024);
         let read = async move {
@@ -428,7 +431,7 @@ impl Connection {
                     }
                     continue;
                 }
-                // Unlike bytes a goodbye is not lost: the other side hears of it when it can be
+                // Unlike bytes, a FIN or RST is not lost: the other side receives it when it can be
                 // reached.
                 self.reachable(way).await;
                 if let Arrival::Break = arrival {
@@ -449,13 +452,13 @@ impl Connection {
         faults.way(way).lossy || faults.deafened != self.deafened
     }
 
-    /// Waits while all that goes that way is lost.
+    /// Waits while bytes in this direction are lost.
     async fn reachable(&self, way: Direction) {
         let mut faults = self.faults.subscribe();
         let _ = faults.wait_for(|faults| !self.swallows(faults, way)).await;
     }
 
-    /// Waits until what arrived then is due, by what the delay is by now.
+    /// Waits until bytes that arrived at `arrived` are due, according to the current delay.
     async fn delay(&self, way: Direction, arrived: Instant) {
         let mut faults = self.faults.subscribe();
         loop {
@@ -470,7 +473,7 @@ impl Connection {
         }
     }
 
-    /// Takes note that something was sent; fails if it is the reply to cut.
+    /// Notes that bytes were sent. Fails if they are the reply to cut.
     fn cut(&self, way: Direction, bytes: &[u8]) -> io::Result<()> {
         let ordered = self.faults.borrow().cut.clone();
         let Some(Cut { happened, text, freezes }) = ordered else { return Ok(()) };
@@ -493,7 +496,7 @@ impl Connection {
     }
 }
 
-/// Makes the socket say goodbye with a reset when it is closed.
+/// Makes the close of the socket send a reset.
 fn break_off(stream: &TcpStream) {
     let _ = stream.set_zero_linger(); // fails when it is closed already
 }

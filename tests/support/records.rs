@@ -1,8 +1,8 @@
 //! The time of operations on idempotency records, with many finished records in the table, next to
 //! an empty table; and the plans of their statements.
 //!
-//! Times are printed, never judged. It is a failure when an operation reads the whole table: by the
-//! plan of a statement, or by the number of rows that the server has read.
+//! Times are only printed. An operation fails if it reads the whole table, according to the plan of
+//! a statement or the number of rows that the server has read.
 
 #[path = "records/fill.rs"]
 mod fill;
@@ -50,7 +50,7 @@ impl Operation {
         }
     }
 
-    /// How often it is measured.
+    /// Returns the number of measurements.
     fn samples(self) -> usize {
         if matches!(self, Self::PurgeBatch | Self::PurgeNothing) { 10 } else { 300 }
     }
@@ -60,7 +60,7 @@ impl Operation {
 struct Cost {
     p50: Duration,
     p99: Duration,
-    /// The rows of all tables that the server has read for one operation, where it counts them.
+    /// The rows of all tables that the server has read for one operation, if it counts them.
     rows: Option<f64>,
 }
 
@@ -115,7 +115,7 @@ pub(super) async fn soak(place: &Place, count: usize) -> bool {
 }
 
 impl Cost {
-    /// Of measured times, and the difference of the counters.
+    /// Creates the cost from measured times and the difference of the counters.
     fn of(mut times: Vec<Duration>, rows: Option<i64>) -> Self {
         times.sort_unstable();
         let at = |percent: usize| times[(times.len() - 1) * percent / 100];
@@ -197,12 +197,12 @@ impl Measuring<'_> {
 }
 
 impl Database {
-    /// The rows that the server has read so far, by a scan of the table of records or by one of its
-    /// indexes; on MySQL and MariaDB, of all tables.
+    /// Returns the rows that the server has read so far, by a scan of the table of records or by
+    /// one of its indexes; on MySQL and MariaDB, the rows of all tables.
     async fn rows_read(&self) -> Option<i64> {
         match self {
             Self::Postgres(pool) => {
-                // Each session reports what it has done about once a second.
+                // Each session reports its work about once a second.
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 let rows = "SELECT (seq_tup_read + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes AS i
                                                      WHERE i.relid = t.relid))::bigint

@@ -1,10 +1,9 @@
 //! Throwaway database servers: real PostgreSQL, MariaDB and MySQL processes on loopback ports, each
-//! in a directory of its own, for tests that may kill, stop and mislead them.
+//! in its own directory, for tests that kill them, stop them and set their clocks.
 //!
-//! `scripts/servers` says where the programs are (its output has to be in the environment). No
-//! server outlives the process that started it, not even one that was ended by `kill -9`: the
-//! kernel kills the servers then (the parent death signal), and the next start sweeps up their
-//! directories.
+//! `scripts/servers` prints the locations of the programs (put its output into the environment). No
+//! server outlives the process that started it, even after a `kill -9` of that process: the kernel
+//! kills the servers (the parent death signal), and the next start deletes their directories.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its server cannot be had")]
 #![allow(unreachable_pub, reason = "included by several programs")]
@@ -26,20 +25,22 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
-/// The user a server runs as when the tests run as root, which PostgreSQL refuses: `nobody`, on
-/// every Linux.
+/// The user of the servers when the tests run as root, which PostgreSQL refuses: `nobody`, on every
+/// Linux.
 pub const NOBODY: u32 = 65534;
 
-/// Where servers keep their files: not `$TMPDIR`, which may be closed to the unprivileged user.
+/// The directory of the servers' files: not `$TMPDIR`, which may be inaccessible to the
+/// unprivileged user.
 const PLACE: &str = "/tmp";
 
-/// How the name of a server's directory begins; its port follows.
+/// The prefix of the name of a server's directory; the port follows.
 const PREFIX: &str = "sqlock-server-";
 
-/// How long anything here may take before the test fails: far more than it needs on a busy machine.
+/// The longest time that an operation may take before the test fails: far more than it needs on a
+/// busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Which database.
+/// The kind of a database server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Postgres,
@@ -47,31 +48,32 @@ pub enum Kind {
     MySql,
 }
 
-/// What a server is started with; the default is fast rather than durable, and on time.
+/// The options of a server; by default it is fast rather than durable, and its clock is right.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Write through to the disk on commit. Without it commits still survive `kill`, only not a
-    /// power failure.
+    /// Write through to the disk on commit. Otherwise commits survive `kill`, but not a power
+    /// failure.
     pub durable: bool,
-    /// Let [`Server::jump_clock`] set the server's clock. Reading the time is slow then.
+    /// Let [`Server::jump_clock`] set the server's clock. This makes reading the time slow.
     pub faketime: bool,
-    /// Start MariaDB as the first node of a Galera cluster. It is ready a moment after it greets.
+    /// Start MariaDB as the first node of a Galera cluster. The node is ready a moment after its
+    /// greeting.
     pub galera: bool,
-    /// Start PostgreSQL as the standby of a primary that it never hears of.
+    /// Start PostgreSQL as the standby of a primary that does not exist.
     pub standby: bool,
     /// More server settings: `name=value` for PostgreSQL, `--name=value` for the others. They
-    /// override those made here.
+    /// override the settings of this file.
     pub settings: Vec<String>,
 }
 
-/// A running server (or a killed one). Dropping it stops the server and deletes its files.
+/// A running or killed server. Dropping it stops the server and deletes its files.
 pub struct Server {
     kind: Kind,
     options: Options,
     version: String,
     process: Option<Process>,
     node: Option<Box<Node>>,
-    /// Where the members of a replication group meet.
+    /// The port for the members of a replication group.
     group: Option<Port>,
     dir: TempDir,
     port: Port, // last: as long as it is reserved nobody sweeps up the directory
@@ -92,15 +94,15 @@ impl Server {
         server
     }
 
-    /// A server without a database.
+    /// Creates a server without a database.
     fn prepare(kind: Kind, options: Options) -> Server {
         let port = Port::reserve();
         let dir = port.directory();
         Server { kind, options, version: String::new(), process: None, node: None, group: None, dir, port }
     }
 
-    /// A PostgreSQL server that follows another, of which it has a copy. That one knows it by the
-    /// `name`.
+    /// Starts a PostgreSQL server on a copy of another server, which it follows. The primary knows
+    /// the standby by `name`.
     pub fn standby_of(primary: &Server, name: &str, options: Options) -> Server {
         assert_eq!(primary.kind, Kind::Postgres, "the standbys of others are not made like this");
         let mut standby = Server::prepare(Kind::Postgres, options);
@@ -113,11 +115,11 @@ impl Server {
         standby
     }
 
-    /// A Galera cluster of MariaDB servers on which everything is written everywhere.
-    /// [`Server::restart`] brings back a node that was killed, if others have stayed.
+    /// Starts a Galera cluster of MariaDB servers. [`Server::restart`] brings back a killed node if
+    /// others have stayed.
     pub fn galera(nodes: usize, options: Options) -> Vec<Server> {
         let mut all: Vec<Server> = (0..nodes).map(|_| Server::prepare(Kind::MariaDb, options.clone())).collect();
-        // The first node is a cluster alone for a moment, and the others begin as its copies. They
+        // The first node is a cluster of one for a moment, and the others begin as its copies. They
         // receive the missing writes when they join (IST): a full copy by the servers (SST) would
         // need rsync.
         let first = &mut all[0];
@@ -140,8 +142,8 @@ impl Server {
         all
     }
 
-    /// The only member of a MySQL replication group, which it founds. It is ready a moment after it
-    /// greets.
+    /// Starts the founding and only member of a MySQL replication group. The member is ready a
+    /// moment after its greeting.
     pub fn group_member(settings: &[&str]) -> Server {
         let group = Port::reserve();
         let mut all: Vec<String> = [
@@ -165,7 +167,7 @@ impl Server {
         server
     }
 
-    /// Where a client may do anything: create databases and users, end sessions of others.
+    /// Returns a URL with all rights: to create databases and users, and to end sessions of others.
     pub fn url(&self) -> String {
         match self.kind {
             Kind::Postgres => postgres_url(self.port.0),
@@ -177,28 +179,29 @@ impl Server {
         self.port.0
     }
 
-    /// As the server tells its clients, such as `15.18` or `10.11.19-MariaDB-0+deb12u1`.
+    /// Returns the version that the server reports to clients, such as `15.18` or
+    /// `10.11.19-MariaDB-0+deb12u1`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Ends every process of the server at one moment, as a crash does, and returns when all are
-    /// gone. The files stay.
+    /// Kills every process of the server at the same moment, as a crash does, and returns when all
+    /// have ended. The files stay.
     pub fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill();
         }
     }
 
-    /// Starts the server again after [`Server::kill`] (which it does first if need be): same port,
-    /// same files.
+    /// Starts the server again on the same port and files, after [`Server::kill`] (which it calls
+    /// first if necessary).
     pub fn restart(&mut self) {
         self.kill();
         self.launch();
     }
 
-    /// Stops every process of the server without ending it. The kernel goes on accepting
-    /// connections in its name.
+    /// Stops every process of the server without ending it. The kernel still accepts connections
+    /// for it.
     pub fn pause(&self) {
         freeze(self.running().pid());
     }
@@ -208,9 +211,8 @@ impl Server {
         thaw(&freeze(self.running().pid()));
     }
 
-    /// The server's clock is ahead of (or behind) the real one by this much from now on. Only
-    /// wall-clock time moves, as when somebody sets the clock: time-outs that are measured with the
-    /// monotonic clock do not notice.
+    /// Sets the server's clock ahead of (or behind) the real one from now on. Only wall-clock time
+    /// moves, as when an operator sets the clock: timeouts on the monotonic clock are not affected.
     pub fn jump_clock(&self, seconds: i64) {
         assert!(self.options.faketime, "this server was not started with Options {{ faketime: true, .. }}");
         set_clock(self.dir.path(), seconds);
@@ -222,7 +224,7 @@ impl Server {
 
     fn launch(&mut self) {
         let dir = self.dir.path();
-        // What a killed server leaves behind to keep a second one out.
+        // Files that a killed server leaves, which would prevent a second start.
         for lock in ["data/postmaster.pid", "data/gvwstate.dat", "s", "s.lock", "pid"] {
             let _ = fs::remove_file(dir.join(lock));
         }
@@ -249,7 +251,7 @@ impl Server {
         let mut environment = Vec::new();
         if let Some(node) = &self.node {
             environment.push(format!("SQLOCK_IST={}", text(&node.desk)));
-            // Where it finds the script with which it asks for what it has missed.
+            // The path of the script with which a node requests missed writes.
             environment.push(format!("PATH={}:{}", text(dir), env::var("PATH").unwrap_or_default()));
         }
         if self.options.faketime {
@@ -275,8 +277,8 @@ impl Server {
             process.await_word("Synchronized with group, ready for connections", said);
         }
         if self.options.faketime {
-            // libfaketime's shared memory, which a killed server would leave behind. The server has
-            // it open.
+            // Deletes libfaketime's shared memory, which a killed server would leave behind. The
+            // server has it open.
             let pid = process.pid();
             for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
                 let _ = fs::remove_file(Path::new("/dev/shm").join(name));
@@ -297,7 +299,7 @@ impl Drop for Server {
 }
 
 /// PgBouncer in transaction mode in front of a PostgreSQL server: consecutive transactions of one
-/// client may run on different server connections, and clients share them.
+/// client may run on different server connections, which clients share.
 pub struct PgBouncer {
     process: Option<Process>,
     _dir: TempDir,
@@ -309,7 +311,8 @@ impl PgBouncer {
         PgBouncer::start_with(upstream, "ignore_startup_parameters = extra_float_digits,options")
     }
 
-    /// With this line in its configuration instead of the one about startup parameters.
+    /// Starts PgBouncer with this line in its configuration instead of the one about startup
+    /// parameters.
     pub fn start_with(upstream: &Server, parameters: &str) -> PgBouncer {
         assert_eq!(upstream.kind, Kind::Postgres, "PgBouncer speaks PostgreSQL only");
         let port = Port::reserve();
@@ -375,8 +378,8 @@ pub fn sweep() {
     }
 }
 
-/// Sends a signal to a process and all its descendants at one moment, so that none sees the end of
-/// another before it gets its own.
+/// Sends a signal to a process and all its descendants at the same moment, so that no process sees
+/// the end of another before it receives its own signal.
 pub fn signal_tree(root: Pid, signal: Signal) {
     let all = freeze(root);
     for &pid in &all {
@@ -386,7 +389,7 @@ pub fn signal_tree(root: Pid, signal: Signal) {
 }
 
 impl Kind {
-    /// The server's program.
+    /// Returns the server's program.
     fn program(self) -> PathBuf {
         let (variable, name) = match self {
             Kind::Postgres => ("SQLOCK_POSTGRES_BIN", "postgres"),
@@ -457,17 +460,17 @@ fn mysql_arguments(kind: Kind, dir: &Path, port: u16, durable: bool) -> Vec<Stri
     arguments
 }
 
-/// What makes a MariaDB server a node of a Galera cluster.
+/// The properties of a MariaDB server as a node of a Galera cluster.
 struct Node {
-    /// Where the nodes meet.
+    /// The port for the other nodes.
     group: Port,
-    /// Where it is told what it has missed.
+    /// The port on which the node receives missed writes.
     ist: Port,
-    /// The groups' ports of all nodes. Empty: it is a cluster of its own.
+    /// The group ports of all nodes. Empty: the node is a cluster of one.
     members: Vec<u16>,
-    /// Where it is left for a node from where on it is told.
+    /// The file in which a donor leaves the position for a joining node.
     desk: PathBuf,
-    /// It is the first to be there.
+    /// Whether the node founds the cluster.
     founds: bool,
 }
 
@@ -477,8 +480,7 @@ impl Node {
         Node { group, ist, members: Vec::new(), desk: PathBuf::new(), founds: true }
     }
 
-    /// Finds out how far a node had come that was killed, so that it needs to be told the rest
-    /// only.
+    /// Finds the position of a killed node, so that it receives only later writes.
     fn prepare(&self, dir: &Path, arguments: &[String]) {
         let state = dir.join("data/grastate.dat");
         if self.members.is_empty() {
@@ -511,7 +513,8 @@ impl Node {
             format!("--wsrep-cluster-address=gcomm://{}", members.join(",")),
             format!("--wsrep-node-address={address}"),
             "--wsrep-sst-method=ist".into(),
-            // Ports, and a dead node is noticed within a second or two.
+            // Sets the ports, and timeouts with which a dead node is noticed within a second or
+            // two.
             format!(
                 "--wsrep-provider-options=gmcast.listen_addr=tcp://{address};base_port={};ist.recv_addr=127.0.0.1:{};\
                  gcache.size={};evs.keepalive_period=PT0.1S;evs.inactive_check_period=PT0.1S;evs.suspect_timeout=PT2S;\
@@ -531,9 +534,9 @@ impl Node {
     }
 }
 
-/// What the nodes of a cluster call to bring another one up to date; they name it by how they are
-/// told to do that. All it does is to tell from where on the rest is to be sent. A node for which
-/// that is not enough cannot be helped.
+/// The script that the nodes of a cluster call to bring another node up to date; its name comes
+/// from `wsrep_sst_method`. The script only passes on the position from which to send writes. A
+/// node for which incremental writes do not suffice cannot join.
 const IST: &str = r#"#!/bin/sh
 while [ $# -gt 0 ]; do
     case $1 in
@@ -557,7 +560,8 @@ case $role in
 esac
 "#;
 
-/// Where the server finds its own parts, which it may look for elsewhere than beside its program.
+/// Returns the paths of the server's own parts, which it may look for in other places than beside
+/// its program.
 fn mysql_installation(kind: Kind) -> Vec<String> {
     let program = kind.program();
     let base = program.ancestors().nth(2).expect("the program's path has at least two directories");
@@ -572,17 +576,17 @@ fn mysql_installation(kind: Kind) -> Vec<String> {
     arguments
 }
 
-/// Puts a fresh database into `dir/data`: a copy, as making one takes seconds. The original is made
-/// by whoever comes first and kept beside the downloaded servers.
+/// Copies a fresh database into `dir/data`, because creating one takes seconds. The first process
+/// creates the original, which stays beside the downloaded servers.
 fn fill_from_template(kind: Kind, dir: &Path) {
     let program = kind.program();
     let about = fs::metadata(&program).unwrap_or_else(|e| panic!("no server program {}: {e}", program.display()));
     let place = Path::new(&from_env("SQLOCK_SERVER_CACHE")).join("templates");
-    // One for each build of the server; the number is for changes made here.
+    // One template for each build of the server; the number changes with this code.
     let template = place.join(format!("{kind:?}-{}-{}-{}-1", about.mtime(), about.size(), geteuid().as_raw()));
 
-    // Two threads of a process need not both make one; two processes may: the slower one's is
-    // thrown away.
+    // The lock keeps two threads of a process from creating the template twice. Two processes may:
+    // the slower one's copy is discarded.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if !template.exists() {
@@ -598,7 +602,7 @@ fn fill_from_template(kind: Kind, dir: &Path) {
     copy(&template, &dir.join("data"));
 }
 
-/// Copies a directory with all that it holds, and whose it is.
+/// Copies a directory with its content and ownership.
 fn copy(from: &Path, to: &Path) {
     let status = Command::new("cp")
         .args(["-a", "--reflink=auto"])
@@ -609,7 +613,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(status.success(), "could not copy {}: {status}", from.display());
 }
 
-/// Makes `dir/data`, with a superuser who needs no password and an empty database to connect to.
+/// Creates `dir/data`, with a superuser without a password and an empty database to connect to.
 fn create_database(kind: Kind, dir: &Path) {
     let data = text(&dir.join("data"));
     let setup = dir.join("setup.sql");
@@ -644,7 +648,7 @@ fn create_database(kind: Kind, dir: &Path) {
             command
         }
         Kind::MySql => {
-            // root@localhost is for the socket only, as names are not resolved.
+            // root@localhost applies to the socket only, because names are not resolved.
             let statements = "CREATE USER root@'127.0.0.1';\n\
                               GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n\
                               CREATE DATABASE test;\n";
@@ -669,13 +673,13 @@ fn create_database(kind: Kind, dir: &Path) {
             fs::create_dir(&test).expect("the database server made its directory");
             give_away(&test);
         }
-        // The copies are servers of their own.
+        // Each copy must generate its own server id.
         Kind::MySql => fs::remove_file(dir.join("data/auto.cnf")).expect("MySQL made its directory"),
     }
 }
 
-/// A command that will run without root's rights and end with this process, with its output in
-/// `dir/log`. The environment is for the program alone and not for those that start it.
+/// Returns a command that runs without root's rights and ends with this process, with its output in
+/// `dir/log`. Only the program itself gets the environment, not the programs that start it.
 fn unprivileged(environment: impl IntoIterator<Item = String>, program: &Path, dir: &Path) -> Command {
     let log =
         OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("the directory is ours to write");
@@ -701,9 +705,9 @@ fn unprivileged(environment: impl IntoIterator<Item = String>, program: &Path, d
     command
 }
 
-/// Starts a child of this process, rather than of this thread. The kernel sends the parent death
-/// signal when the *thread* that started the child ends, so all are started by one that ends with
-/// the process.
+/// Starts a child that outlives this thread. The kernel sends the parent death signal when the
+/// *thread* that started the child ends, so a thread that ends with the process starts all
+/// children.
 fn spawn(command: Command) -> io::Result<Child> {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
@@ -736,13 +740,13 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// Waits for a child that does one thing and ends.
+    /// Waits for a child that must end successfully.
     fn succeed(mut self) {
         let status = self.child.wait().expect("a child can be waited for");
         assert!(status.success(), "a database could not be created ({status}):\n{}", self.log_tail());
     }
 
-    /// Tries until the server greets, and returns what it says.
+    /// Retries until the server sends its greeting, and returns the greeting.
     fn await_greeting(&mut self, greet: impl Fn() -> io::Result<String>) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -764,7 +768,7 @@ impl Process {
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
-    /// Kills all its processes at one moment and waits until they are gone.
+    /// Kills all processes at the same moment and waits until they have ended.
     fn kill(mut self) {
         let all = freeze(self.pid());
         signal_tree(self.pid(), Signal::KILL);
@@ -772,7 +776,7 @@ impl Process {
         await_true("killed processes to be gone", || all.iter().all(|&pid| family(pid).is_empty()));
     }
 
-    /// Waits until something is said in the log, after the first `said` bytes.
+    /// Waits until the log contains `word` after the first `said` bytes.
     fn await_word(&mut self, word: &str, said: u64) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -788,7 +792,7 @@ impl Process {
         }
     }
 
-    /// Asks a server to end in order, and waits for that.
+    /// Asks a server to end in order, and waits for its end.
     fn end(mut self) {
         send(self.pid(), Signal::TERM);
         let deadline = Instant::now() + PATIENCE;
@@ -798,7 +802,7 @@ impl Process {
         }
     }
 
-    /// Asks PostgreSQL to end at once, and sees to it that it does.
+    /// Asks PostgreSQL to end at once, and waits for its end.
     fn quit(mut self) {
         thaw(&freeze(self.pid())); // it may have been paused
         send(self.pid(), Signal::QUIT);
@@ -814,7 +818,8 @@ impl Process {
 }
 
 /// Stops a process and its descendants, and returns them. A stop signal takes effect a little
-/// later, and until then a process may start more: so this goes on until all are seen stopped.
+/// later, and a process may start others until then, so the signals are repeated until all
+/// processes are seen stopped.
 fn freeze(root: Pid) -> Vec<Pid> {
     let mut all = Vec::new();
     await_true("processes to stop", || {
@@ -848,7 +853,7 @@ fn await_true(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A process, if it lives, and its descendants, parents first, with the letter the kernel has for
+/// Returns a process, if it lives, and its descendants, parents first, with the kernel's letter for
 /// their state.
 fn family(root: Pid) -> Vec<(Pid, char)> {
     let all = processes();
@@ -869,7 +874,7 @@ fn family(root: Pid) -> Vec<(Pid, char)> {
     found
 }
 
-/// Every process of this machine: its id, state and parent.
+/// Returns every process of this machine: its id, state and parent.
 fn processes() -> Vec<(Pid, char, i32)> {
     let entries = fs::read_dir("/proc").expect("there is a /proc");
     entries
@@ -896,7 +901,7 @@ fn greet_mysql(port: u16) -> io::Result<String> {
         return Err(io::Error::other(String::from_utf8_lossy(&packet)));
     };
     let version = strings(rest).next().unwrap_or_default();
-    // MariaDB before 11 puts this in front for clients that take 10 to be less than 5.
+    // MariaDB before 11 adds this prefix for clients that compare 10 as less than 5.
     Ok(version.strip_prefix("5.5.5-").unwrap_or(&version).to_owned())
 }
 
@@ -930,8 +935,7 @@ fn greet_postgres(port: u16) -> io::Result<String> {
     Ok(version)
 }
 
-/// A server that is only just starting may accept a connection and not answer: hence the short
-/// time-outs.
+/// Connects with short timeouts, because a starting server may accept a connection and not answer.
 fn connect(port: u16) -> io::Result<TcpStream> {
     let limit = Duration::from_secs(1);
     let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), limit)?;
@@ -940,13 +944,13 @@ fn connect(port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The zero-terminated strings a message is made of.
+/// Splits a message into its zero-terminated strings.
 fn strings(message: &[u8]) -> impl Iterator<Item = String> {
     message.split(|&byte| byte == 0).map(|part| String::from_utf8_lossy(part).into_owned())
 }
 
-/// Replaces the file libfaketime reads whenever the server asks for the time; by renaming, so that
-/// it is never half there.
+/// Replaces the file that libfaketime reads whenever the server asks for the time. Renaming keeps
+/// the file complete at any time.
 fn set_clock(dir: &Path, ahead: i64) {
     let file = dir.join("clock.new");
     fs::write(&file, format!("{ahead:+}\n")).expect("the server's directory is ours to write");
@@ -954,15 +958,16 @@ fn set_clock(dir: &Path, ahead: i64) {
     fs::rename(&file, dir.join("clock")).expect("the server's directory is ours to write");
 }
 
-/// A port no other process that runs servers from here uses, whether a server is listening on it
-/// just now or not.
+/// A port that no other process with servers of this module uses, even while no server listens on
+/// it.
 ///
-/// The reservation is a Unix socket of that name in the abstract namespace: one process can have
-/// it, and the kernel takes it back when that process ends in whatever way.
+/// The reservation is a Unix socket of that name in the abstract namespace: only one process can
+/// have it, and the kernel removes it when that process ends, in any way.
 struct Port(u16, #[allow(dead_code, reason = "held, never used")] UnixListener);
 
 impl Port {
-    /// From below 32768: from there on the kernel may give a port to any outgoing connection.
+    /// Reserves a port below 32768, because the kernel may use higher ports for outgoing
+    /// connections.
     fn reserve() -> Port {
         sweep();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the clock is past 1970");
@@ -983,13 +988,13 @@ impl Port {
         Some(Port(port, UnixListener::bind_addr(&name).ok()?))
     }
 
-    /// A directory for the server on this port, which ends with it.
+    /// Creates a temporary directory for the server on this port.
     fn directory(&self) -> TempDir {
         directory(Path::new(PLACE), &format!("{PREFIX}{}-", self.0))
     }
 }
 
-/// A new directory that the unprivileged user may fill.
+/// Creates a directory that the unprivileged user may fill.
 fn directory(place: &Path, prefix: &str) -> TempDir {
     let dir = tempfile::Builder::new()
         .prefix(prefix)

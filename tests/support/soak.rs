@@ -1,22 +1,21 @@
-//! Storms, to see whether anything surfaces that a caller should not have to know of. `soak
-//! [SECONDS]` runs two, each for so long (60) and with
+//! Storms, to find errors that should not reach callers. `soak [SECONDS]` runs two, each for that
+//! time (60) and with
 //!
-//! - 64 clients that all want one name and wait their turn;
-//! - 64 clients that take several of 64 names at once, each in its own random order. Every few
-//!   seconds the names are new ones, so that rows are created all along, and swept as soon as they
-//!   are free.
+//! - 64 clients that all wait for one name;
+//! - 64 clients that take several of 64 names at once, each in its own random order. The names
+//!   change every few seconds, so that rows are continually created, and swept as soon as they are
+//!   free.
 //!
-//! Each client has connections of its own, as if it were a process. `soak line [SECONDS]` (600) has
-//! real processes queue and be killed and stopped: see `line.rs`. `soak many [COUNT]` (10000) has
-//! them take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]` (100000, 120)
-//! keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes faults beside
-//! leases: see `neighbours.rs`. `soak payments [SECONDS]` (1200) has servers charge once for each
-//! key while they are killed and stopped: see `payments.rs`. `soak records [COUNT]` (5000000)
-//! measures operations on a table with so many records: see `records.rs`.
+//! Each client has its own connections, like a process. In `soak line [SECONDS]` (600), real
+//! processes queue and are killed and stopped: see `line.rs`. In `soak many [COUNT]` (10000) they
+//! take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]` (100000, 120) keeps
+//! leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes faults beside leases:
+//! see `neighbours.rs`. In `soak payments [SECONDS]` (1200), servers charge once for each key while
+//! they are killed and stopped: see `payments.rs`. `soak records [COUNT]` (5000000) measures
+//! operations on a table with that many records: see `records.rs`.
 //!
-//! The database is that of `DATABASE_URL` (else SQLite in a temporary file). What happened is
-//! printed, and what the server saw of it; it is a failure when an error surfaced or two held one
-//! name.
+//! The database is that of `DATABASE_URL` (otherwise SQLite in a temporary file). The storm prints
+//! its counts and those of the server; it fails if an error surfaced or two clients held one name.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
@@ -69,14 +68,15 @@ const NAMES: usize = 64;
 /// The most names that one client holds.
 const AT_ONCE: usize = 4;
 
-/// How long a client that holds some names waits for another: not long, since a client may wait the
-/// other way round.
+/// How long a client that holds some names waits for another name: not long, because another client
+/// may wait in the opposite order.
 const IMPATIENCE: Duration = Duration::from_millis(500);
 
 /// How long the names of the second storm are in use.
 const GENERATION: Duration = Duration::from_secs(5);
 
-/// No lease of a storm lasts so long: two holders of a name are a mistake and not an expiry.
+/// Longer than any lease of a storm lasts, so that two holders of a name are a mistake and not an
+/// expiry.
 const TTL: Duration = Duration::from_secs(300);
 
 #[tokio::main]
@@ -160,7 +160,7 @@ fn usage() -> ! {
     exit(2)
 }
 
-/// Runs both, and returns whether no violation was found.
+/// Runs both storms, and returns whether no violation was found.
 async fn storms(place: &Place, journal: &Arc<Journal>, time: Duration) -> bool {
     place.database.locks().build().migrate().await.expect("migrate");
     let mut clean = true;
@@ -221,7 +221,7 @@ impl Client {
         self.start.elapsed() < self.time
     }
 
-    /// Waits for the one name, holds it for a moment, and again.
+    /// Repeatedly waits for the one name and holds it for a moment.
     async fn take_turns(&self) {
         while self.goes_on() {
             match self.locks.lease("the one").ttl(TTL).wait(self.time).acquire().await {
@@ -236,8 +236,8 @@ impl Client {
         }
     }
 
-    /// Acquires some names in random order, waiting a little for each, and releases them in
-    /// another.
+    /// Acquires some names in random order, with a short wait for each, and releases them in
+    /// another order.
     async fn take_several(&self) {
         while self.goes_on() {
             let generation = self.start.elapsed().as_secs() / GENERATION.as_secs();
@@ -259,8 +259,8 @@ impl Client {
                     }
                     Ok(None) => self.report.count("refused"),
                     Err(error) if error.is_timeout() => self.report.count("timed out"),
-                    // The database was too busy for such a short limit. Trouble of any other kind
-                    // has another reason.
+                    // The database was too busy for such a short limit. Any other failure has
+                    // another reason.
                     Err(Error::Unavailable { reason, .. }) if reason.starts_with("no answer came within 5") => {
                         self.report.count("had no answer in time");
                     }
@@ -277,7 +277,7 @@ impl Client {
     async fn give_back(&self, lease: Lease, presence: Presence) {
         drop(presence);
         if random(8) == 0 {
-            // In the background, as when a future is dropped.
+            // The release runs in the background, as when a future is dropped.
             return drop(lease);
         }
         if let Err(error) = lease.release().await {
@@ -348,7 +348,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// What sqlock says about itself, counted: how often it tried again, and why.
+/// The events of sqlock, counted: how often it retried, and why.
 #[derive(Default)]
 struct Journal(Mutex<BTreeMap<String, u64>>);
 
@@ -405,14 +405,14 @@ impl tracing::field::Visit for Words {
     fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
         match field.name() {
             "message" => self.message = format!("{value:?}"),
-            // They differ from event to event.
+            // These fields differ from event to event.
             "name" | "token" => {}
             name => self.rest += &format!(" {name}={value:?}"),
         }
     }
 }
 
-/// A database of this run's own.
+/// The database of this run.
 struct Place {
     database: Database,
     url: String,
@@ -420,7 +420,7 @@ struct Place {
     _file: Option<tempfile::TempDir>,
 }
 
-/// Connections are made when they are needed: a pool that is only there for its options costs
+/// A pool opens connections when they are needed, so a pool that only provides its options costs
 /// nothing.
 enum Database {
     Postgres(PgPool),
@@ -489,7 +489,7 @@ impl Database {
         count.expect("rows can be counted")
     }
 
-    /// A client with connections of its own.
+    /// Returns the builder of a client with its own connections.
     fn locks(&self) -> LocksBuilder {
         match self {
             Self::Postgres(pool) => Locks::builder(pool.clone()),
@@ -525,7 +525,8 @@ impl Database {
         }
     }
 
-    /// The deadlocks that the server has counted: on PostgreSQL in this database, elsewhere in all.
+    /// Returns the deadlocks that the server has counted: on PostgreSQL in this database, on the
+    /// others in all databases.
     async fn deadlocks(&self) -> Option<i64> {
         match self {
             Self::Postgres(pool) => {

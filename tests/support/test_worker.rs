@@ -68,7 +68,7 @@ use gather::Strategy;
 use history::{Event, Op, Outcome, Recorder, boot_ns};
 
 fn main() {
-    // A worker that was stopped would not notice that its standard input has ended.
+    // A stopped worker would not notice that its standard input has ended.
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
     let url = std::env::args().nth(1).expect("usage: test_worker URL");
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -101,7 +101,7 @@ fn main() {
 
 fn say(answer: &str) {
     let mut out = std::io::stdout().lock();
-    // Without a reader, the process is about to end.
+    // A missing reader means that the process is about to end.
     let _ = writeln!(out, "{}", answer.replace('\n', " ")).and_then(|()| out.flush());
 }
 
@@ -124,8 +124,8 @@ impl AnyPool {
                 let read = format!("SELECT value FROM guarded WHERE name = '{name}'");
                 let value: i64 = sqlx::query_scalar(AssertSqlSafe(read)).fetch_one(&mut *tx).await?;
                 let value = value + 1;
-                // Not prepared: each is another text, and closing what is no longer needed costs
-                // MySQL 40 ms a time.
+                // Not prepared, because each text is different, and closing an unused statement
+                // costs MySQL 40 ms.
                 let write = format!("UPDATE guarded SET value = {value} WHERE name = '{name}'");
                 sqlx::raw_sql(AssertSqlSafe(write)).execute(&mut *tx).await?;
                 let audit = format!("INSERT INTO audit VALUES ('{name}', {value}, {token}, '{proc}')");
@@ -162,7 +162,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// An answer to the parent.
+/// Formats an error as an answer to the parent.
 fn failed(error: Error) -> String {
     let word = match error {
         Error::Lost { .. } | Error::SessionLost { .. } => "lost",
@@ -174,7 +174,7 @@ fn failed(error: Error) -> String {
     format!("{word} {error}")
 }
 
-/// An event of the record.
+/// Converts a result to an outcome of the record.
 fn outcome<T>(result: &Result<T, Error>) -> Outcome {
     match result {
         Ok(_) => Outcome::Ok,
@@ -368,7 +368,7 @@ impl Worker {
     }
 }
 
-/// Many tasks that come and go.
+/// Runs many tasks that visit a critical section.
 async fn visit(
     locks: &Locks,
     name: &str,
@@ -400,8 +400,8 @@ fn proc() -> String {
     std::process::id().to_string()
 }
 
-/// A lease, and a thread that looks at it all the time: it knows when `is_held` last said yes, also
-/// when all threads were stopped in between and nothing else has run since.
+/// A lease, and a thread that polls it continually: the thread knows when `is_held` was last true,
+/// even if all threads were stopped in between and nothing else has run since.
 struct Held {
     lease: Arc<Lease>,
     last: Arc<AtomicU64>,
@@ -439,7 +439,7 @@ impl Held {
     }
 }
 
-/// Reports its start, waits for an order, and takes effect: all on one connection, so that nothing
+/// Reports its start, waits for an order, and takes effect, on one connection, so that nothing
 /// delays the effect after the order.
 async fn wait_and_write(port: u16) -> std::io::Result<()> {
     let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
@@ -448,7 +448,7 @@ async fn wait_and_write(port: u16) -> std::io::Result<()> {
     stream.write_all(b"effect\n").await
 }
 
-/// Takes the only write lock, readers shut out as well, and writes so much that a part of it
+/// Takes the only write lock, excludes readers as well, and writes so much that a part of it
 /// reaches the file.
 async fn seize(url: &str) -> sqlx::Result<SqliteConnection> {
     let options: SqliteConnectOptions = url.parse()?;
@@ -464,7 +464,7 @@ async fn seize(url: &str) -> sqlx::Result<SqliteConnection> {
     Ok(conn)
 }
 
-/// Many tasks that want one name, and all they see on record.
+/// Many tasks that want one name, and the record of their observations.
 struct Storm {
     locks: Locks,
     pool: AnyPool,
@@ -493,8 +493,8 @@ impl Storm {
             all.spawn(async move {
                 let mut lost = 0;
                 for _ in 0..cycles {
-                    // So long that the local queue of this process is empty now and then, and the
-                    // name is granted to another process.
+                    // The pause is long enough that the local queue of this process is sometimes
+                    // empty, and the name is granted to another process.
                     tokio::time::sleep(up_to(Duration::from_millis(500))).await;
                     lost += usize::from(storm.cycle().await?);
                 }
@@ -511,7 +511,7 @@ impl Storm {
         format!("done {lost}")
     }
 
-    /// Acquires, writes, releases. Whether the lease was lost on the way.
+    /// Acquires, writes and releases. Returns whether the lease was lost meanwhile.
     async fn cycle(&self) -> Result<bool, String> {
         let invoked = boot_ns();
         let lease = self.locks.lease(&self.name).ttl(self.ttl).acquire().await.map_err(failed)?;
@@ -547,7 +547,7 @@ impl Storm {
 
     fn event(&self, lease: &Lease, op: Op, invoke_ns: u64, outcome: Outcome) -> Event {
         let return_ns = boot_ns();
-        // In this order: rather a little too early than too late.
+        // The clock is read first, so that the deadline is rather too early than too late.
         let deadline_ns = boot_ns() + u64::try_from(lease.remaining().as_nanos()).expect("a TTL is short");
         Event {
             proc: self.proc.clone(),
@@ -563,7 +563,7 @@ impl Storm {
     }
 }
 
-/// A random time.
+/// Returns a random time.
 fn up_to(most: Duration) -> Duration {
     let random = RandomState::new().hash_one(0_u8);
     Duration::from_nanos(random % u64::try_from(most.as_nanos()).expect("a short time"))

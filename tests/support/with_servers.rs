@@ -1,9 +1,9 @@
 //! Runs a command with a throwaway database server of each kind: `with_servers [--durable] [--only
 //! KIND,KIND] [--] COMMAND`.
 //!
-//! The command finds them in `SQLOCK_TEST_POSTGRES_URL`, `SQLOCK_TEST_MYSQL_URL` and
-//! `SQLOCK_TEST_MARIADB_URL`. Where such a variable is set already the database it names is used,
-//! and none is started.
+//! The command finds the servers in `SQLOCK_TEST_POSTGRES_URL`, `SQLOCK_TEST_MYSQL_URL` and
+//! `SQLOCK_TEST_MARIADB_URL`. If such a variable is already set, its database is used, and no
+//! server is started.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a program for tests")]
 
@@ -68,7 +68,7 @@ async fn main() {
         servers.push(server);
     }
 
-    // Signals that have arrived are received while this waits.
+    // This wait receives signals that have already arrived.
     let code = match timeout(Duration::from_millis(1), signals.recv()).await {
         Ok(Some(signal)) => 128 + signal.as_raw(),
         _ => match command.spawn() {
@@ -84,7 +84,7 @@ async fn main() {
     exit(code)
 }
 
-/// What the command line asks for.
+/// The parsed command line.
 struct Request {
     durable: bool,
     only: Vec<Kind>,
@@ -121,9 +121,9 @@ fn named(name: &str) -> Result<Kind, String> {
     Ok(*kind)
 }
 
-/// The signals that ask a program to end, as they arrive. A shell starts background jobs with these
-/// signals ignored, and children inherit that: the command and all tests would ignore them. A signal
-/// that is handled here is not ignored there.
+/// Returns the signals that ask a program to end, as they arrive. A shell starts background jobs
+/// with these signals ignored, and children inherit this setting: the command and all tests would
+/// ignore them. A signal with a handler here is not ignored there.
 fn signals() -> mpsc::UnboundedReceiver<Signal> {
     let (sender, receiver) = mpsc::unbounded_channel();
     for wanted in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP] {
@@ -135,9 +135,9 @@ fn signals() -> mpsc::UnboundedReceiver<Signal> {
     receiver
 }
 
-/// Waits for the command to end, and passes signals on to all its descendants: cargo, for one, does
-/// not pass them on to the tests it runs. (From a terminal they get Ctrl-C twice, which hurts
-/// none.)
+/// Waits for the command to end, and passes signals on to all its descendants, because cargo, for
+/// example, does not pass them on to its tests. (From a terminal they receive Ctrl-C twice, which
+/// is harmless.)
 async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) -> i32 {
     let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("a child not waited for has an id");
     let mut received = None;
@@ -155,13 +155,12 @@ async fn wait(mut child: Child, mut signals: mpsc::UnboundedReceiver<Signal>) ->
     }
 }
 
-/// The exit status a shell would report.
+/// Returns the exit status that a shell would report.
 fn code(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-/// To stderr if somebody still reads it: a broken pipe must not keep the servers from being
-/// stopped.
+/// Prints to stderr and ignores a broken pipe, which must not keep the servers from being stopped.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Other processes: started, spoken to, killed, stopped and put under another clock. What they are
-//! is in `test_worker.rs`.
+//! Other processes: started, commanded, killed, stopped and put under another clock. Their program
+//! is `test_worker.rs`.
 
 #![allow(unreachable_pub, reason = "included by several tests")]
 
@@ -18,9 +18,9 @@ use super::history::{Audit, History, read_dir};
 use super::{Fresh, soon};
 use crate::Sql;
 
-/// A process that holds leases on command. Dropping it kills it.
+/// A process that holds leases on command. Dropping it kills the process.
 ///
-/// Start it from the body of a test: it ends with the thread that started it.
+/// Start it from the body of a test, because it ends with the thread that started it.
 pub struct Worker {
     child: Child,
     commands: ChildStdin,
@@ -37,14 +37,14 @@ impl Worker {
         Self::launch(Command::new(program("payment_server")).arg(url).args(provider))
     }
 
-    /// A process at which charges are made, and its port.
+    /// Starts a provider of charges, and returns it with its port.
     pub async fn provider() -> (Self, String) {
         let mut provider = Self::launch(Command::new(program("payment_server")).arg("provider"));
         let port = provider.answer().await;
         (provider, port)
     }
 
-    /// The next answer. `None`: it is dead.
+    /// Waits for the next answer. `None`: the process is dead.
     pub async fn last_words(&mut self) -> Option<String> {
         soon("an answer of the worker", self.answers.next_line()).await.expect("the worker can be read")
     }
@@ -83,12 +83,12 @@ impl Worker {
         writeln!(self.commands, "{command}").expect("the worker takes commands");
     }
 
-    /// The next answer.
+    /// Waits for the next answer.
     pub async fn answer(&mut self) -> String {
         soon("an answer of the worker", self.answer_some_time()).await
     }
 
-    /// Waits for an answer that may take long.
+    /// Waits for an answer that may take a long time.
     pub async fn answer_some_time(&mut self) -> String {
         let answer = self.answers.next_line().await;
         answer.expect("the worker can be read").expect("the worker is alive")
@@ -104,13 +104,13 @@ impl Worker {
         token(&self.ask(&format!("hold {name} {}", ttl.as_millis())).await)
     }
 
-    /// The token, or `None`: taken.
+    /// Tries to acquire the lease, and returns the token. `None`: taken.
     pub async fn try_hold(&mut self, name: &str, ttl: Duration) -> Option<i64> {
         let answer = self.ask(&format!("try {name} {}", ttl.as_millis())).await;
         (answer != "taken").then(|| token(&answer))
     }
 
-    /// Whether the lease is held, and when it last was, by the boot clock.
+    /// Returns whether the lease is held, and when it was last held, by the boot clock.
     pub async fn status(&mut self) -> (bool, u64) {
         let answer = self.ask("status").await;
         let (held, last) = answer.split_once(' ').unwrap_or_else(|| panic!("status: {answer}"));
@@ -130,14 +130,14 @@ impl Worker {
 
     // ---- what is done to it
 
-    /// `kill -9`, and it is gone.
+    /// Kills the process with `kill -9`, and waits for its end.
     pub fn kill(&mut self) {
-        // It may have been killed before.
+        // The process may have been killed before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits until all its threads sleep, so that its work is blocked.
+    /// Waits until all threads of the process sleep, so that its work is blocked.
     pub async fn until_it_sleeps(&self) {
         let tasks = format!("/proc/{}/task", self.pid().as_raw_nonzero());
         let sleeps = |task: std::io::Result<std::fs::DirEntry>| {
@@ -180,7 +180,7 @@ fn token(answer: &str) -> i64 {
     token.unwrap_or_else(|| panic!("no token: {answer}"))
 }
 
-/// Where cargo puts the program: beside the directory of the test's own.
+/// Returns the path of a program, which cargo puts beside the directory of the test.
 fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     let profile = test.ancestors().nth(2).expect("tests are in target/PROFILE/deps");
@@ -203,7 +203,7 @@ impl Clock {
         clock
     }
 
-    /// From now on it is ahead (or behind) by this much.
+    /// Sets the clock ahead of (or behind) the real one.
     pub fn jump(&self, seconds: i64) {
         let new = self.0.path().join("new");
         fs::write(&new, format!("{seconds:+}\n")).expect("the clock can be set");
@@ -215,7 +215,7 @@ impl Clock {
     }
 }
 
-/// The table that workers write in fenced transactions: a counter for each name, and its writers.
+/// The tables that workers write in fenced transactions: a counter for each name, and its writers.
 pub struct Guarded {
     pool: Pool<Sql>,
 }

@@ -1,11 +1,11 @@
-//! A customer clicks twice, or ten times: what becomes of it with axum-idempotent, and what with
+//! A customer clicks twice, or ten times: how many charges result with axum-idempotent, and with
 //! sqlock?
 //!
 //! In each round the same request is sent several times at once, over HTTP, with one key, and once
-//! more when all are answered. The handler works for 10 ms and enters a charge into a ledger, a
-//! table of SQLite without any unique constraint. Each crate is set up as its documentation shows;
-//! that of axum-idempotent says that requests which arrive concurrently can both reach the handler,
-//! and this is how often.
+//! more after all answers. The handler works for 10 ms and enters a charge into a ledger, a table
+//! of SQLite without any unique constraint. Each crate is set up as its documentation shows.
+//! According to the documentation of axum-idempotent, concurrent requests can both reach the
+//! handler; this program measures how often.
 //!
 //! Run by `scripts/contrast`.
 
@@ -38,7 +38,7 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 const ROUNDS: usize = 50;
 
-/// From two clicks to twenty.
+/// Returns the clicks of a round: two to twenty.
 fn clicks(round: usize) -> usize {
     2 + round % 19
 }
@@ -96,7 +96,8 @@ async fn charge(conn: &mut SqliteConnection, order: &str) -> Result<String, AppE
     Ok(receipt)
 }
 
-/// It stores its answers in the session of the customer, who has one before the first click.
+/// Runs axum-idempotent, which stores its answers in the customer's session. The session exists
+/// before the first click.
 async fn with_axum_idempotent() -> Result<Tally> {
     async fn pay(State(pool): State<SqlitePool>, order: String) -> Result<String, AppError> {
         charge(&mut *pool.acquire().await?, &order).await
@@ -163,7 +164,7 @@ async fn serve(app: Router) -> Result<SocketAddr> {
 struct Tally {
     requests: usize,
     effects: usize,
-    /// How many different ones there were for a key: of all keys, and at most of one.
+    /// The number of different answers for a key: in total, and at most for one key.
     answers: usize,
     most_answers: usize,
 }
@@ -185,8 +186,7 @@ impl Tally {
                 }
                 told.insert(answer.body);
             }
-            // Each crate knows a request that comes later: otherwise it would not be set up as it
-            // should be.
+            // Each crate recognizes a later request: otherwise it would be set up wrongly.
             let headers = format!("{who}Idempotency-Key: {order}\r\n");
             let later = send(address, "/payments", &headers, &order).await?;
             if !told.contains(&later.body) {

@@ -7,11 +7,11 @@
 //! ```
 //!
 //! For each database of the run it prints the constants, the predicted values beside the measured
-//! ones, and a table for growing numbers of clients and names, with the resource that ends it.
+//! ones, and a table for growing numbers of clients and names, with the resource that limits them.
 //!
-//! The model is one of bottlenecks: a rate is limited by how long a request takes, or by how much
-//! time of the server it needs, whichever is less. It knows neither queues nor noise. The bench
-//! runs on the machine of its servers, so the server's time contains that of the clients.
+//! The model has bottlenecks only: a rate is limited by the duration of a request or by the
+//! server's time for it, whichever limit is lower. It has neither queues nor noise. The bench runs
+//! on the machine of its servers, so the server's time contains that of the clients.
 
 mod model;
 mod run;

@@ -101,7 +101,7 @@ impl MemoryConnection {
         Ok(())
     }
 
-    /// Waits until a client is not cut off any more.
+    /// Waits until a client is no longer cut off.
     async fn cut_off(&self, client: ClientId) {
         let until = self.server.state().cut_off.get(&client).copied();
         if let Some(until) = until {

@@ -153,8 +153,8 @@ async fn acquire_exclusive(conn: &mut MySqlConnection, claim: &Claim) -> Result<
     Ok((MISSING, granted))
 }
 
-/// The same for a claim that shares the name and needs free permits. Bind order: units, permits,
-/// id, id, units, permits, owner.
+/// Evaluates the row of a name for a claim that shares the name and needs free permits. Bind order:
+/// units, permits, id, id, units, permits, owner.
 #[rustfmt::skip]
 macro_rules! share_claim_state {
     () => {

@@ -119,8 +119,8 @@ SELECT l.id, CAST(l.id = ? AND l.token = ? AS SIGNED),
 UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = ?;
 UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = -?";
 
-// The same of an entry; selects whether the transaction sees it. Bind order: name, id, token three
-// times.
+// The same write for an entry; selects whether the transaction sees it. Bind order: name, id, token
+// three times.
 #[rustfmt::skip]
 const WRITE_ENTRY: &str = "
 SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS s WHERE s.name = e.name AND s.id = e.id AND s.token = e.token) AS SIGNED)

@@ -64,7 +64,8 @@ const STALE: &str = stale!("n.name > ? AND (? IS NULL OR n.name <= ?)");
 // Bind order: name, token.
 const STALE_BEFORE: &str = stale!("n.name = ? AND n.token < ?");
 
-// What no holder has any more stays so: tokens rise. Bind order: JSON of names as hex and tokens.
+// A token without a holder never gets one again, because tokens rise. Bind order: JSON of names as
+// hex and tokens.
 #[rustfmt::skip]
 const DELETE: &str = "
 DELETE n

@@ -186,7 +186,8 @@ const COLUMN_TYPE: &str = "
 SELECT CAST(COLUMN_TYPE AS CHAR) FROM information_schema.COLUMNS
  WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND COLUMN_NAME = ?";
 
-/// Of a type as the catalogue calls it: `int(10) unsigned`. Of one that holds more than an i64, that of an i64.
+/// Returns the greatest number of a type by its name in the catalogue, such as `int(10) unsigned`;
+/// at most that of an i64.
 fn greatest_of(type_name: &str) -> Option<i64> {
     let name = type_name.to_ascii_lowercase();
     let bits = match name.split(['(', ' ']).next()? {
@@ -206,8 +207,8 @@ fn greatest_of(type_name: &str) -> Option<i64> {
 // MySQL hides an index as INVISIBLE, MariaDB as IGNORED. Bind order: schema and table, the columns,
 // their number twice, schema and table, the first column, schema and table.
 //
-// Each view of the catalogue gets the schema and the table as values: to join one by them, MariaDB
-// would open every table of the server.
+// Each view of the catalogue gets the schema and the table as values: for a join by these columns,
+// MariaDB would open every table of the server.
 // https://dev.mysql.com/doc/refman/8.4/en/invisible-indexes.html,
 // https://mariadb.com/kb/en/ignored-indexes/
 #[rustfmt::skip]

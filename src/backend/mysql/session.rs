@@ -50,7 +50,7 @@ pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn Sessio
     if let Some(reason) = unsupported_reason(&mut conn, read_only != 0).await.map_err(failed)? {
         return Err(Error::Unsupported { what: "a session lock", reason });
     }
-    // When the server ends a silent session.
+    // The time after which the server ends a silent session.
     let seconds = SESSION_TIMEOUT.as_secs();
     let settings = format!("SET SESSION autocommit = 1, wait_timeout = {seconds}");
     conn.execute(AssertSqlSafe(settings)).await.map_err(failed)?;

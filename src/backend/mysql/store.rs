@@ -21,7 +21,7 @@ use crate::token::FencingToken;
 
 pub(super) type MySqlQuery<'q> = Query<'q, MySql, MySqlArguments>;
 
-/// The two servers, where they differ.
+/// The two kinds of server, which differ in some statements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavor {
     MySql,

@@ -145,7 +145,8 @@ taken AS (
 share AS (", insert_share!("taken"), ")
 SELECT token AS granted FROM taken");
 
-// $1 name, $2 id, $3 client, $4 ttl. For a claim that holds already, as a share or in another mode.
+// $1 name, $2 id, $3 client, $4 ttl. For a claim that already holds the name, as a share or in
+// another mode.
 #[rustfmt::skip]
 const PROLONG: &str = concat!("
 WITH alone AS (

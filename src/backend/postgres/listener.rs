@@ -1,9 +1,9 @@
 //! Receives notifications of grants, on the connection of the heartbeat.
 //!
-//! LISTEN belongs to a session of the server. Behind a pooler that shares sessions it would stay
-//! with a session of other clients. So a connection listens only if its session has a setting that
-//! only the startup packet of this connection can have made. Every heartbeat checks that setting
-//! before it marks the client as listening.
+//! LISTEN belongs to a session of the server. Behind a pooler that shares sessions, the LISTEN
+//! would stay with a session of other clients. So a connection listens only if its session has a
+//! setting that only the startup packet of this connection can have made. Every heartbeat checks
+//! that setting before it marks the client as listening.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ macro_rules! mark {
 }
 pub(super) use mark;
 
-/// A connection. That of the heartbeat may begin to listen.
+/// A connection. The heartbeat's connection may begin to listen.
 pub(super) enum StoreConnection {
     Plain(PgConnection),
     /// A connection that listens is about to replace the plain one.

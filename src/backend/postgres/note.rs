@@ -17,8 +17,8 @@ macro_rules! is_former {
 }
 
 // $1 name, $2 id, $3 token, $4 note. The note has a row of its own: it passes fences, and its token
-// keeps it apart from those of other holders. The notes of earlier ones go: without a sweeper too,
-// a name has few.
+// keeps it apart from those of other holders. The statement deletes the notes of earlier holders,
+// so a name has few notes even without a sweeper.
 #[rustfmt::skip]
 const WRITE: &str = concat!("
 WITH former AS (

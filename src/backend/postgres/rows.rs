@@ -27,10 +27,10 @@ SELECT b.present,
 // $1 name
 pub(super) const TOUCH_ROW: &str = "UPDATE sqlock_row SET seen_at = seen_at WHERE name = $1";
 
-// $1 table, $2 column, $3 it and the others of its key. Not every unique index will do: a partial
-// one leaves rows out, a deferrable constraint may be broken for a while. The index of a table that
-// others inherit from does not cover their rows, which its own name selects as well; that of a
-// partitioned table covers all.
+// $1 table, $2 column, $3 it and the others of its key. Some unique indexes are not usable: a
+// partial index leaves rows out, and a deferrable constraint may be violated for a while. The index
+// of a table with inheriting tables does not cover their rows, although a SELECT on the table
+// returns them; the index of a partitioned table covers all rows.
 // https://www.postgresql.org/docs/current/catalog-pg-index.html
 pub(super) const COLUMN: &str = "
 SELECT format_type(a.atttypid, a.atttypmod),

@@ -145,8 +145,8 @@ async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32
     Ok(true)
 }
 
-/// Sets when the server ends a silent session: not before the time that holders rely on, whatever
-/// is configured, and not much later. (`client_connection_check_interval` has no effect: it is for
+/// Sets when the server ends a silent session: whatever is configured, not before the time on which
+/// holders rely, and not much later. (`client_connection_check_interval` has no effect: it is for
 /// running statements, and statements here never wait.)
 async fn set_timeouts(conn: &mut PgConnection, pid: i32, version: i32) -> Result<(), sqlx::Error> {
     let limit = SESSION_TIMEOUT.as_millis();

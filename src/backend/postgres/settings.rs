@@ -13,7 +13,7 @@ enum TransactionMode {
     None,
     /// A commit that waits for the disk here and on a synchronous standby.
     Durable,
-    /// A commit as configured, which waits for more.
+    /// A commit as configured, whose setting is stricter.
     AsConfigured,
 }
 
@@ -61,7 +61,7 @@ impl Settings {
         Ok(Self { transaction, is_synchronous })
     }
 
-    /// Whether a commit may be lost in a crash, if its client repeats it then.
+    /// Whether a commit may be lost in a crash after which its client repeats it.
     pub(super) fn may_commit_lazily(&self) -> bool {
         !self.is_synchronous
     }
@@ -108,7 +108,7 @@ const STANDBYS: &str = "
 SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
   FROM pg_stat_replication";
 
-/// Returns why no standby confirms commits. `None`: one does.
+/// Returns why no standby confirms commits. `None`: a standby confirms them.
 async fn missing_standby(connection: &mut PgConnection, configured: &str) -> Result<Option<&'static str>, sqlx::Error> {
     if configured.trim().is_empty() {
         return Ok(Some("synchronous_standby_names is empty"));

@@ -1,4 +1,4 @@
-//! Attempts under a lease: how they begin and how they end.
+//! The beginning and the end of attempts under a lease.
 
 use sqlx::QueryBuilder;
 

@@ -139,8 +139,8 @@ pub(crate) async fn complete<DB: RecordDialect>(
     Ok(DB::execute(conn, &mut query).await? > 0)
 }
 
-/// Marks the outcome of a claim as unknown, in a transaction that will commit without a result. The
-/// token, which operators need to resolve it, is lower than that of any attempt.
+/// Marks the outcome of a claim as unknown, in a transaction that will commit without a result. Its
+/// token, which operators need to resolve the outcome, is lower than that of any attempt.
 pub(crate) async fn mark_unknown<DB: RecordDialect>(conn: &mut DB::Connection, id: &str) -> Result<(), sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'unknown', token = 1 WHERE id = ");
     DB::push_text(&mut query, id);

@@ -16,9 +16,9 @@ use crate::backend::micros;
 pub(crate) enum RecordCommand {
     /// Reads a record.
     Read(FullKey),
-    /// Reads a record, also if its transaction is not committed.
+    /// Reads a record even if its transaction is not committed.
     ReadUncommitted(FullKey),
-    /// Makes the attempt under a lease with this token the latest one of a record. `resume`: also
+    /// Makes the attempt under a lease with this token the latest one of a record. `resume`: even
     /// if the outcome of the record is unknown.
     Start { claim: ClaimRequest, token: i64, resume: bool },
     /// Stores the ending of the attempt with this token, if it is the latest and has not ended.

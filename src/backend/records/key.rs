@@ -13,7 +13,7 @@ pub struct FullKey {
     pub principal: String,
     /// A key that is too long for its column is a digest.
     pub key: String,
-    /// SHA-256 over these three.
+    /// SHA-256 over namespace, principal and key.
     pub id: String,
 }
 
@@ -22,9 +22,8 @@ impl FullKey {
         Self::from_columns(namespace, StoredText::new(principal), StoredText::new(key))
     }
 
-    /// Makes the key whose columns have these texts, if one of them looks like a digest. For
-    /// operators, who know a long text by its digest only: a client cannot use a long key by its
-    /// digest.
+    /// Makes the key whose columns have these texts, if one of them looks like a digest. Only for
+    /// operators, who know a long text by its digest: a client cannot use a long key by its digest.
     pub(crate) fn from_digests(namespace: String, principal: String, key: String) -> Option<Self> {
         let (principal, key) = (StoredText::from_shown(principal), StoredText::from_shown(key));
         let is_digest = matches!(principal, StoredText::Digest(_)) || matches!(key, StoredText::Digest(_));

@@ -5,7 +5,7 @@ use sqlx::QueryBuilder;
 use super::RecordDialect;
 use super::record::{COLUMNS, Record, State, decode};
 
-/// Which records to list.
+/// The records to list.
 #[derive(Clone, Default)]
 pub(crate) struct Selection {
     pub(crate) namespace: Option<String>,
@@ -53,7 +53,7 @@ pub(super) async fn list<DB: RecordDialect>(
 
 fn push_select<DB: RecordDialect>(query: &mut QueryBuilder<DB>, selection: &Selection, state: State) {
     let Selection { namespace, min_attempts, after, limit, .. } = selection;
-    // Not the results: they may be long.
+    // The results are left out, because they may be long.
     query.push("SELECT ").push(COLUMNS.replace(" result,", " NULL,")).push(DB::NOW);
     query.push(" FROM sqlock_idem WHERE state = '").push(state.as_str()).push("'");
     if let Some((created_at, id)) = after {
@@ -82,8 +82,8 @@ mod tests {
 
     use super::*;
 
-    /// Without statistics, as in most databases. The server's plans:
-    /// `tests/conformance/idempotency.rs`.
+    /// The plans without statistics, as in most databases. `tests/conformance/idempotency.rs`
+    /// checks the plans of the servers.
     #[tokio::test]
     async fn list_of_a_state_uses_the_index() {
         let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("connect");

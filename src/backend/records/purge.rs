@@ -10,12 +10,12 @@ use super::{RecordDialect, fetch_texts};
 /// the index that begins with the state.)
 const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <= ";
 
-/// The expiry of a key that is refused for ever: the end of the year 9999. A purge by the index on
-/// the expiry does not reach it.
+/// The expiry of a permanently refused key: the end of the year 9999. A purge by the index on the
+/// expiry does not reach it.
 const NEVER: i64 = 253_402_300_799_999_999;
 
-/// Deletes the results of those of these records that have expired and whose keys are refused from
-/// then on.
+/// Deletes the results of the expired ones among these records, if their keys are refused after
+/// expiry.
 async fn expire_permanent<DB: RecordDialect>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = NULL, state = 'expired', expires_at = ");
     query.push(NEVER).push(" WHERE ");
@@ -24,8 +24,8 @@ async fn expire_permanent<DB: RecordDialect>(conn: &mut DB::Connection, ids: &[S
     DB::execute(conn, &mut query).await
 }
 
-/// Deletes those of these records that have expired, with their steps. Skips locked records: the
-/// transaction that uses one may be long.
+/// Deletes the expired ones among these records, with their steps. Skips locked records, because
+/// the transaction that uses a record may be long.
 pub(super) async fn delete_expired<DB: RecordDialect>(
     conn: &mut DB::Connection,
     ids: &[String],
@@ -97,8 +97,8 @@ async fn read_clock<DB: RecordDialect>(conn: &mut DB::Connection) -> Result<i64,
 /// Purges expired records, at most `limit`, and returns how many. If there are none, looks for
 /// orphaned steps.
 pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
-    // As a number: a database does not compare an index with a clock that moves during the
-    // statement, and would read all records to the last.
+    // The time is passed as a number: a database does not compare an index with a clock that moves
+    // during the statement, and would read all records.
     let now = read_clock::<DB>(conn).await?;
     let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
     query
@@ -125,7 +125,7 @@ pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u
 }
 
 /// Returns the ids of orphaned steps among the `limit` steps after a random place in the table and
-/// the `limit` steps before it. Its cost does not grow with the table: in a large table, repeated
+/// the `limit` steps before it. The cost does not grow with the table: in a large table, repeated
 /// calls find the orphaned steps.
 ///
 /// Steps are orphaned when a process dies between the deletion of a record and that of its steps,

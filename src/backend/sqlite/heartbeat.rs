@@ -34,8 +34,9 @@ pub(super) async fn beat(conn: &mut SqliteConnection, client: ClientId) -> Resul
     write(conn, BEAT, client).await?.first().map(|row| row.number("notice")).transpose()
 }
 
-/// Of the connection for heartbeats, in milliseconds. SQLite's own handler sleeps longer after each
-/// attempt, up to 100 ms, and other connections could take the write lock in every pause.
+/// The busy timeout of the connection for heartbeats, in milliseconds. SQLite's own handler sleeps
+/// longer after each attempt, up to 100 ms, and other connections could take the write lock in
+/// every pause.
 pub(super) const SHORT_BUSY_TIMEOUT: &str = "PRAGMA busy_timeout = 8";
 
 /// The pause between two attempts to take the write lock.

@@ -1,7 +1,7 @@
 //! Notices the commits of other connections, on the connection of the heartbeat.
 //!
-//! SQLite has no notifications, but it counts what other connections commit. Reading the count
-//! takes no lock that a writer waits for, and no disk access.
+//! SQLite has no notifications, but it counts the commits of other connections. Reading the count
+//! takes no lock that blocks a writer, and no disk access.
 //! <https://www.sqlite.org/pragma.html#pragma_data_version>
 
 use std::ops::RangeInclusive;
@@ -15,8 +15,8 @@ use crate::backend::IsWaiting;
 /// The shortest and the longest pause between two looks at the count.
 const PAUSES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(50);
 
-/// The pause, as a part of the time since the last commit: so a grant is found late by that part of
-/// the wait, and a long wait costs little.
+/// The pause as a fraction of the time since the last commit: a grant is found late by that
+/// fraction of the wait, and a long wait costs little.
 const PAUSE_PART: u32 = 8;
 
 /// The state of a connection that notices commits.

@@ -7,8 +7,8 @@ use crate::backend::Note;
 use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
 
-// $1 name, $2 id, $3 token, $4 note. The notes of earlier holders go: without a sweeper too, a name
-// has few. A holder may share the name with a later one.
+// $1 name, $2 id, $3 token, $4 note. The statement deletes the notes of earlier holders, so a name
+// has few notes even without a sweeper. A holder may share the name with a later one.
 #[rustfmt::skip]
 const WRITE: &str = concat!("
 BEGIN IMMEDIATE;

@@ -1,8 +1,8 @@
 //! Session locks: locks on files beside the database, which end with the process.
 //!
-//! Each name has a file. The last holder deletes it on release. Every holder opens the file itself,
-//! so that clients of one process exclude each other as well. (SQLite's own locks are on the whole
-//! database.)
+//! Each name has a file. The last holder deletes it on release. Every holder opens the file
+//! separately, so that clients of one process exclude each other as well. (SQLite's own locks are
+//! on the whole database.)
 
 #[cfg(target_os = "linux")]
 mod proc_locks;
@@ -51,7 +51,7 @@ pub(super) async fn holders(_: &SqliteConnectOptions, _: &LockName) -> Result<Ve
     })
 }
 
-/// Finds the directory for the files, which need not exist.
+/// Finds the directory for the files. The directory need not exist.
 async fn directory(options: &SqliteConnectOptions) -> Result<PathBuf> {
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
     let mut conn = options.connect().await.map_err(not_found)?;
@@ -171,7 +171,7 @@ fn lock(path: &Path, shared: bool) -> io::Result<Option<File>> {
 /// Releases the lock. Deletes the file if no other client has locked it.
 fn unlock(path: &Path, file: &File) {
     if cfg!(unix) && file.try_lock().is_ok() && is_at(file, path).unwrap_or(false) {
-        // If this fails, an empty file stays, which is harmless.
+        // After a failure an empty file stays, which is harmless.
         let _ = std::fs::remove_file(path);
     }
 }

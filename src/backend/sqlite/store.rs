@@ -15,8 +15,8 @@
 //! Parameters are called `$1`, not `?1`: with `?7`, SQLite also numbers the six before it in that
 //! statement. sqlx treats those as parameters without a name and leaves later ones unbound.
 //!
-//! In the statements, `''`, `'kept'` and `'entries'` are what [`stored`](crate::backend::stored)
-//! calls NO_ID, KEPT and ENTRIES.
+//! In the statements, `''`, `'kept'` and `'entries'` are the constants NO_ID, KEPT and ENTRIES of
+//! [`stored`](crate::backend::stored).
 
 use std::task::{Context, Waker};
 
@@ -111,7 +111,7 @@ pub(super) fn is_busy(error: &sqlx::Error) -> bool {
 }
 
 /// Converts the error of a read after a write that took effect. The request counts as unanswered:
-/// when it is repeated, its first effect must not be taken for another client's.
+/// when it is repeated, its first effect must not be mistaken for that of another client.
 ///
 /// The error of an unreadable row stays as it is: the executor does not repeat such a request.
 pub(super) fn in_doubt(error: sqlx::Error) -> sqlx::Error {

@@ -22,15 +22,15 @@ use crate::stderr::{self, quote};
 /// How much longer than --timeout an attempt may take if the database does not answer.
 const ANSWER_GRACE: Duration = Duration::from_secs(3);
 
-/// How long a database may take to list the holders of a name that was not obtained.
+/// How long a database may take to list the holders after a lease was not obtained.
 const HOLDERS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a wait without --timeout lasts through an outage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum OutageLimit {
-    /// For the TTL after the database was reachable.
+    /// The wait lasts for the TTL after the database was reachable.
     Ttl,
-    /// For ever. The database counts as reachable at the start.
+    /// The wait has no limit. The database counts as reachable at the start.
     Unlimited,
 }
 
@@ -88,8 +88,8 @@ impl LeaseArgs {
     /// Takes the lease, or gives up at --timeout or at a signal. `None`: not obtained, and a note
     /// has said so.
     ///
-    /// With --timeout, it waits through outages until the time has run out. Without, `outages` says
-    /// how long it waits for a database that has been reachable before.
+    /// With --timeout, the wait includes outages until the time has run out. Without, `outages`
+    /// limits the wait for a database that was reachable before.
     ///
     /// The caller shuts the client down in any case: this leaves the queue, and releases a lease
     /// that was granted at the last moment.
@@ -191,8 +191,7 @@ impl LeaseArgs {
                 Some(left) => Some(request.wait(left).acquire().await?),
                 None => Some(request.acquire().await?),
             };
-            // A lease from a hand-over lasts a moment at first: less than it may take to stop a
-            // command.
+            // A lease from a hand-over is short at first: shorter than the time to stop a command.
             if let Some(lease) = lease.as_ref().filter(|lease| lease.remaining() < self.ttl / 2) {
                 lease.extend(self.ttl).await?;
             }
@@ -214,7 +213,7 @@ impl LeaseArgs {
 
     /// Finds the owner of an enclosing `sqlock run` that holds this name, which the nested run
     /// enters again. Two commands inside a run that holds another name get owners of their own,
-    /// since they must exclude each other.
+    /// because they must exclude each other.
     async fn find_enclosing_owner(&self, db: &Database) -> Result<Option<Owner>, Failure> {
         let owners = environment::enclosing_owners();
         if owners.is_empty() {
@@ -289,7 +288,7 @@ impl Progress {
 /// How often the holders are looked up.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often a note about the wait is repeated where there is no terminal.
+/// How often a note about the wait is repeated without a terminal.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Prints the holders and the position in the queue: after half a second, and when they change. In

@@ -12,7 +12,7 @@ use crate::pool::{self, FileUse, Pool};
 use crate::stderr;
 use crate::url::{Kind, Url};
 
-/// A database with the tables of sqlock, or where they can be created.
+/// A database that has the tables of sqlock, or in which they can be created.
 pub struct Database {
     pub locks: Locks,
     pub pool: Pool,
@@ -90,7 +90,7 @@ impl Database {
         }
     }
 
-    /// Runs an operation that reads, which finds nothing where there are no tables.
+    /// Runs an operation that reads, which finds nothing if there are no tables.
     pub async fn read<T: Default>(&self, operation: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
         match operation().await {
             Err(Error::NotMigrated { .. }) => Ok(T::default()),

@@ -11,8 +11,8 @@ use crate::duration;
 use crate::stderr::escape_line;
 
 /// Describes the holders: `held by host/17 ("deploy 42") for 3m 20s; its lease ends in 24s unless
-/// it is renewed`. Of several holders, the first: `shared by 3, first: host/17 …`. `None`: the name
-/// is free.
+/// it is renewed`. Several holders are described by the first: `shared by 3, first: host/17 …`.
+/// `None`: the name is free.
 pub fn describe_holders(holders: &[LeaseInfo]) -> Option<String> {
     let held = holders.first()?;
     let label = if held.label.is_empty() { String::new() } else { format!(" (\"{}\")", escape_line(&held.label)) };
@@ -66,7 +66,7 @@ pub fn grant_to_json(held: &LeaseInfo) -> Value {
     })
 }
 
-/// Makes the same object for a lease on a majority of databases.
+/// Makes the object that `acquire` and `renew` print for a lease on a majority of databases.
 pub fn majority_grant_to_json(name: &str, token: FencingToken, owner: Option<Owner>, expires_at: &str) -> Value {
     json!({
         "name": name,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The longest duration: 100 years. The sum of a longer one and a time could overflow.
+/// The longest duration: 100 years. A time plus a longer duration could overflow.
 const MAX: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 
 /// Parses the value of an option.

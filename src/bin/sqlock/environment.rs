@@ -5,7 +5,7 @@ use sqlock::Owner;
 /// The owner of the lease, for a `sqlock run` of the same name inside the command.
 pub const OWNER_VARIABLE: &str = "SQLOCK_OWNER";
 
-/// The owners of the runs that enclose that one, separated by commas.
+/// The owners of the runs that enclose the innermost run, separated by commas.
 pub const OUTER_OWNERS_VARIABLE: &str = "SQLOCK_OUTER_OWNERS";
 
 /// Returns the owners of all runs that enclose this process.

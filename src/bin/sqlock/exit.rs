@@ -1,4 +1,4 @@
-//! Exit codes and failures: the codes of sysexits.h where one fits, those of a shell for the
+//! Exit codes and failures: the codes of sysexits.h where one fits, and a shell's codes for the
 //! command.
 
 use std::io::{ErrorKind, Write};
@@ -48,7 +48,7 @@ impl Failure {
         Self::new(CONFIGURATION, message)
     }
 
-    /// The operating system refused something.
+    /// Makes the failure of an operation that the operating system refused.
     pub fn system(message: impl Into<String>) -> Self {
         Self::new(SYSTEM, message)
     }
@@ -72,7 +72,7 @@ fn location() -> &'static str {
     LOCATION.get().map_or("the database", String::as_str)
 }
 
-/// Says that the database cannot be reached, with its location.
+/// Returns the message that the database cannot be reached, with its location.
 pub fn describe_unreachable() -> String {
     format!("cannot reach {}", location())
 }
@@ -103,7 +103,8 @@ pub fn report_usage_error(error: &clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Hides the passwords of arguments in a text: clap repeats misplaced ones, which may be URLs.
+/// Hides the passwords of arguments in a text, because clap repeats misplaced arguments, which may
+/// be URLs.
 fn redact_passwords(text: &str, arguments: impl Iterator<Item = String>) -> String {
     let mut text = text.to_owned();
     for (secret, hidden) in arguments.flat_map(|argument| passwords_in(&argument)) {
@@ -114,7 +115,7 @@ fn redact_passwords(text: &str, arguments: impl Iterator<Item = String>) -> Stri
     text
 }
 
-/// Finds what may be a password in an argument, and the text in its place: from the colon after the
+/// Finds possible passwords in an argument, each with its replacement: from the colon after the
 /// user to the last @, and the value of a parameter.
 fn passwords_in(argument: &str) -> Vec<(String, &'static str)> {
     let after_scheme = match argument.split_once("://") {
@@ -168,7 +169,7 @@ impl From<sqlock::Error> for Failure {
                 format!("{}: {reason}", describe_unreachable())
             }
             E::OutOfRange { what, given, min, max } => {
-                // The names of the options instead of the library's.
+                // The names of the options replace the library's names.
                 let what = match *what {
                     "max_hold" => "--max-hold",
                     "hold_at_least" => "--hold-at-least",
@@ -205,7 +206,7 @@ fn describe_migration(cause: &MigrateError) -> String {
     }
 }
 
-/// Describes a database that refuses this user or cannot be used, and what to do.
+/// Describes a database that refuses this user or cannot be used, with advice.
 fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
     let location = location();
     let reason = match source {
@@ -229,7 +230,7 @@ fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
     format!("{location}: {cause}: {reason}\n{advice}")
 }
 
-/// Returns whether a retry cannot help: a certificate that is not accepted.
+/// Returns whether a retry cannot succeed, because the certificate is not accepted.
 fn is_permanent(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => true,

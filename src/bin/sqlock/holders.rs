@@ -6,12 +6,12 @@ use sqlock::{FencingToken, Owner};
 
 /// An owner of a name, with its leases on some of the databases.
 pub struct Holder {
-    /// On each database that grants it the name, the longest lease first.
+    /// The leases on the databases that grant it the name, the longest first.
     leases: Vec<LeaseInfo>,
 }
 
-/// Joins the leases that the databases list: one owner of a name is one holder. The holders of a
-/// name follow each other, the one with the most databases first.
+/// Merges the leases that the databases list: one owner of a name is one holder. The holders of a
+/// name follow each other, the holder on the most databases first.
 pub fn merge(leases: impl IntoIterator<Item = LeaseInfo>) -> Vec<Holder> {
     let key = |held: &LeaseInfo| -> (String, Option<Owner>) { (held.name.as_str().into(), held.owner) };
     let mut holders: Vec<Holder> = Vec::new();
@@ -32,13 +32,13 @@ pub fn merge(leases: impl IntoIterator<Item = LeaseInfo>) -> Vec<Holder> {
 }
 
 impl Holder {
-    /// Returns on how many databases it holds the name.
+    /// Returns the number of databases on which the owner holds the name.
     pub fn votes(&self) -> usize {
         self.leases.len()
     }
 
-    /// Returns the lease that ends first of the longest that make a majority. Without a majority,
-    /// the longest.
+    /// Returns the lease with which the majority ends: the shortest of the longest leases that make
+    /// a majority. Without a majority, the longest lease.
     pub fn decisive(&self, needed: usize) -> &LeaseInfo {
         self.leases.get(needed - 1).unwrap_or(&self.leases[0])
     }
@@ -58,8 +58,8 @@ impl Holder {
     }
 }
 
-/// Returns the highest token that a majority has, or exceeds: a database that has voted late may
-/// have a higher one. Without a majority, the highest.
+/// Returns the highest token that a majority has or exceeds: a database that voted late may have a
+/// higher token. Without a majority, the highest token.
 fn token_of_majority(mut tokens: Vec<FencingToken>, needed: usize) -> Option<FencingToken> {
     tokens.sort_unstable_by(|a, b| b.cmp(a));
     tokens.get(needed - 1).or(tokens.first()).copied()

@@ -1,4 +1,4 @@
-//! The holding that `renew`, `release` and `unlock` work on: a name and a token.
+//! The holding for `renew`, `release` and `unlock`: a name and a token.
 
 use clap::Args;
 use sqlock::FencingToken;
@@ -26,8 +26,8 @@ pub struct HoldingArgs {
     pub quorum: bool,
 }
 
-/// Ends a holding and returns the holders that are left. Fails with 79 if the token does not hold
-/// the name.
+/// Ends a holding and returns the remaining holders. Fails with 79 if the token does not hold the
+/// name.
 pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
     let HoldingArgs { name, token, quorum } = holding;
     if *quorum {
@@ -37,7 +37,7 @@ pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseIn
     let ended = db.read(async || db.locks.evict(name, *token).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;
-    // The holding has ended, also when the holders cannot be read.
+    // The holding has ended even if the holders cannot be read.
     if ended { Ok(holders.unwrap_or_default()) } else { Err(not_held_failure(holding, &holders?)) }
 }
 

@@ -1,4 +1,4 @@
-//! The lease that a command runs under: in one database, or on a majority of several.
+//! The lease under which a command runs: in one database, or on a majority of several.
 
 use std::time::Duration;
 

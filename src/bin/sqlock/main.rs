@@ -11,8 +11,8 @@ compile_error!("the sqlock command needs process groups and signals, which only 
 #[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 compile_error!("the sqlock command needs a database: enable postgres, mysql or sqlite beside cli");
 
-// Layers, the highest first. A file imports what stands below it, and nothing that stands above it
-// or in its line. `scripts/layers` checks it.
+// Layers, the highest first. A file imports only files of lower lines, not of its own line or a
+// higher one. `scripts/layers` checks this.
 //
 //   cli - the command line: its options and the list of subcommands
 //   command/run - waits for the lease, runs the command, releases the lease
@@ -134,7 +134,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Checks that this process may open as many files as it needs: libraries panic if it may not.
+/// Checks that this process may open as many files as it needs, because libraries panic at the
+/// limit.
 fn check_file_limit() -> Result<(), Failure> {
     const FILES: usize = 24;
     let opened: std::io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();

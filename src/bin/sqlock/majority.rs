@@ -19,19 +19,19 @@ use crate::exit::{self, Failure};
 use crate::global::Global;
 use crate::stderr::{self, quote};
 
-/// What the inspection of a database has found: its description, and its holder.
+/// The result of inspecting a database: its description, and the holder.
 type Inspected = (String, Result<sqlock::Result<Option<LeaseInfo>>, Elapsed>);
 
-/// How long a database may take to tell the holder of the name: it may be the one that is down.
+/// How long a database, which may be down, may take to return the holder of the name.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The least of that when --timeout is shorter: a running database answers in this time.
+/// The least inspection time if --timeout is shorter: a running database answers in this time.
 const MIN_INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a majority of the databases may take to list the holders.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the other databases may take after that.
+/// How long the other databases may take after the majority.
 const LATE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// The databases that vote.
@@ -63,13 +63,13 @@ impl Majority {
         describe_node(node, self.databases.len(), &self.databases[node].location)
     }
 
-    /// Returns how many databases make a majority.
+    /// Returns the number of databases that make a majority.
     pub fn needed(&self) -> usize {
         count_majority(self.databases.len())
     }
 
-    /// Asks each database for holders. For one that does not answer, the list is a text that says why.
-    /// Fails if less than a majority answers.
+    /// Asks each database for holders. A database that does not answer has a text with the reason
+    /// instead of a list. Fails if less than a majority answers.
     pub async fn list_holders<F>(
         &self,
         list: impl Fn(Locks) -> F,
@@ -119,7 +119,7 @@ impl Majority {
         None
     }
 
-    /// Ends the clients, and with them what they still hold.
+    /// Ends the clients and their remaining leases.
     pub async fn shutdown(self) {
         let mut shutdowns = JoinSet::new();
         for db in self.databases {
@@ -166,13 +166,14 @@ pub fn describe_node(node: usize, count: usize, location: &str) -> String {
     format!("database {} of {count} ({location})", node + 1)
 }
 
-/// Returns how many of several databases make a majority.
+/// Returns the number of `count` databases that make a majority.
 pub fn count_majority(count: usize) -> usize {
     count / 2 + 1
 }
 
 /// Asks all databases for the holder of the name, until a majority has answered. Warns about each
-/// that cannot vote, also later. Fails if too few can vote, or if an enclosing run holds the name.
+/// database that cannot vote, even later. Fails if too few can vote, or if an enclosing run holds
+/// the name.
 async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Result<(), Failure> {
     let timeout_of_each =
         args.timeout.map_or(INSPECT_TIMEOUT, |at_most| at_most.clamp(MIN_INSPECT_TIMEOUT, INSPECT_TIMEOUT));
@@ -205,7 +206,7 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
                     stderr::print_warning(&reason);
                 }
             }
-            // It did not answer. A minority may be down.
+            // The database did not answer. A minority may be down.
             _ => {}
         }
     }
@@ -222,11 +223,12 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
     Ok(())
 }
 
-/// Describes a database that cannot vote until an operator changes it. `None`: it is out of reach.
+/// Describes a database that cannot vote until an operator changes it. `None`: the database is out
+/// of reach.
 fn describe_unusable(node: &str, error: Error) -> Option<String> {
     match error {
         Error::Unavailable { .. } => None,
-        // It may have lost its data, so the tables are not created in passing.
+        // The database may have lost its data, so the tables are not created implicitly.
         Error::NotMigrated { .. } => Some(format!(
             "{node} has no sqlock tables and does not vote: run \"sqlock migrate\" with its URL. It votes when its tables are \
              older than the TTL"

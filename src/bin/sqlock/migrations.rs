@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::url::Kind;
 
-/// The migrations, in their order: the first has version 1.
+/// The migrations in order. The first has version 1.
 const POSTGRES: &[&str] = &[
     include_str!("../../../migrations/postgres/0001_lease.sql"),
     include_str!("../../../migrations/postgres/0002_row.sql"),

@@ -27,19 +27,19 @@ pub enum Pool {
     Sqlite(sqlx::SqlitePool),
 }
 
-/// Which SQLite file is opened.
+/// The SQLite file to open.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub enum FileUse {
-    /// The file with the leases. `create`: if it is missing. `announce`: print a note if it is a
-    /// sidecar.
+    /// The file with the leases. `create`: create a missing file. `announce`: print a note if the
+    /// file is a sidecar.
     Leases { create: bool, announce: bool },
     /// The file that the URL names.
     Application,
 }
 
 /// Opens the database with the leases without creating anything. On SQLite, the application's own
-/// file follows if it is another one.
+/// file follows if it is a different file.
 pub async fn open_for_checks(url: &Url, global: &Global) -> Result<Vec<Pool>, Failure> {
     let (pool, location) = open(url, global, FileUse::Leases { create: false, announce: false }).await?;
     let mut pools = vec![pool];
@@ -102,8 +102,8 @@ pub async fn open(url: &Url, global: &Global, file_use: FileUse) -> Result<(Pool
     }
 }
 
-/// Chooses the SQLite file for leases: the file of the URL if it has the tables of sqlock, else the
-/// sidecar.
+/// Chooses the SQLite file for leases: the file of the URL if it has the tables of sqlock,
+/// otherwise the sidecar.
 #[cfg(feature = "sqlite")]
 async fn choose_lease_file(
     url: &Url,
@@ -118,8 +118,8 @@ async fn choose_lease_file(
     }
     let sidecar = sidecar_path(&file);
     check_link(&sidecar)?;
-    // Leases in the sidecar count as long as they last: the application may have created its tables
-    // after they were taken.
+    // Leases in the sidecar count until they end, because the application may have created its
+    // tables after they were acquired.
     let shared = !global.sidecar && has_tables(&options, &file).await? && !has_leases(&sidecar).await;
     if global.same_file || shared {
         return Ok(options.filename(&file).create_if_missing(create));

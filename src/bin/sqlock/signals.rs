@@ -15,7 +15,7 @@ const TERMINATION: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUI
 const FORWARDED: [Signal; 6] =
     [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM, Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
 
-/// Returns whether the signal asks for an end.
+/// Returns whether the signal asks the process to end.
 pub fn is_termination(signal: Signal) -> bool {
     TERMINATION.contains(&signal)
 }
@@ -27,7 +27,7 @@ pub fn is_termination(signal: Signal) -> bool {
 pub struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
     /// Handles SIGCHLD, which some supervisors ignore: the kernel keeps no exit status for a parent
-    /// that ignores it.
+    /// that ignores the signal.
     _child_exits: unix::Signal,
 }
 
@@ -39,7 +39,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Listens also for the signals that are only forwarded.
+    /// Listens for the signals that are only forwarded as well.
     pub fn listen_to_forwarded(&mut self) -> Result<(), Failure> {
         self.listen_for(&FORWARDED)
     }
@@ -88,8 +88,8 @@ impl Signals {
     }
 }
 
-/// Stops this process, as a terminal would. With SIGTTIN instead of SIGSTOP: the kernel ignores it
-/// where no shell could continue the process. The stop takes effect before `raise` returns.
+/// Stops this process, as a terminal would. SIGTTIN replaces SIGSTOP, because the kernel ignores
+/// SIGTTIN if no shell could continue the process. The stop takes effect before `raise` returns.
 pub fn suspend() {
     let _ = raise(Signal::SIGTTIN);
 }

@@ -18,8 +18,9 @@ const DEFAULT_FILE_NAME: &str = "sqlock.db";
 /// The suffix of a sidecar, the file with the leases that belong to a SQLite file.
 const SIDECAR_SUFFIX: &str = "-sqlock";
 
-/// Returns the path of the embedded database of this user on this host. The host is part of it: a
-/// home directory may be on a network file system, across which the locks of SQLite do not work.
+/// Returns the path of the embedded database of this user on this host. The host is part of the
+/// path, because a home directory may be on a network file system, across which the locks of SQLite
+/// do not work.
 pub fn default_path() -> Result<PathBuf, Failure> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(absolute);
@@ -49,7 +50,8 @@ pub fn create_parent(file: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Returns the options of a file with leases only, in WAL mode: readers do not wait for writers.
+/// Returns the options of a file with leases only, in WAL mode, so that readers do not wait for
+/// writers.
 #[cfg(feature = "sqlite")]
 pub fn lease_file_options(file: &Path, create: bool) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
@@ -79,8 +81,8 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     };
     let options = options.clone().filename(file).create_if_missing(false).busy_timeout(INSPECT_TIMEOUT);
     let looked = match look(options.clone()).await {
-        // Another process excludes readers, which is possible without WAL. All committed tables are
-        // in the file itself then.
+        // Another process excludes readers, which is possible without WAL. In that case all
+        // committed tables are in the file itself.
         Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "5") => {
             look(options.read_only(true).immutable(true)).await
         }
@@ -130,8 +132,8 @@ pub fn create_sidecar(database: &Path, sidecar: &Path) {
     }
 }
 
-/// Refuses a symbolic link that another user has put into a directory that everybody may write,
-/// such as /tmp: it could lead to any file that this user may write. The rule is that of Linux with
+/// Refuses a symbolic link that another user has put into a world-writable directory, such as /tmp:
+/// the link could lead to any file that this user may write. The rule is that of Linux with
 /// fs.protected_symlinks.
 pub fn check_link(path: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::MetadataExt;
@@ -157,8 +159,8 @@ fn may_follow(link_owner: u32, (directory_owner, mode): (u32, u32), user: u32) -
     mode & STICKY_AND_WRITABLE != STICKY_AND_WRITABLE || link_owner == user || link_owner == directory_owner
 }
 
-/// Returns whether the name is that of a file with leases only, which has no sidecar: `sqlock.db`,
-/// or a sidecar itself.
+/// Returns whether a file has leases only and so no sidecar, by its name: `sqlock.db`, or a sidecar
+/// itself.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn holds_only_leases(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
@@ -179,7 +181,7 @@ pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     if url.contains(":memory:") || url.contains("mode=memory") {
         return Err(Failure::configuration("no other process sees a database in memory: name a file"));
     }
-    // A link to a missing file is resolved too, since it will lead there once the file exists.
+    // A link to a missing file is resolved too, because it will lead there once the file exists.
     let mut database = database.to_path_buf();
     for _ in 0..40 {
         let Ok(target) = database.read_link() else {

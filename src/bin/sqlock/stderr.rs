@@ -20,7 +20,7 @@ pub fn print_note(message: &str) {
     }
 }
 
-/// Prints a note, also with --quiet.
+/// Prints a note even with --quiet.
 pub fn print_notice(message: &str) {
     print("\x1b[2m", message);
 }
@@ -48,7 +48,7 @@ pub fn is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// Shows a line on the terminal, cut to its width, in the place of the last one.
+/// Shows a line on the terminal, cut to its width, replacing the last one.
 pub fn show_live_line(message: &str) {
     if is_quiet() {
         return;
@@ -61,15 +61,15 @@ pub fn show_live_line(message: &str) {
     let _ = std::io::stderr().write_all(format!("{ERASE}{line}").as_bytes());
 }
 
-/// Removes the live line, if there is one.
+/// Removes the live line, if any.
 pub fn clear_live_line() {
     if LIVE.swap(false, Ordering::Relaxed) {
         let _ = std::io::stderr().write_all(ERASE.as_bytes());
     }
 }
 
-/// Prints each line with a prefix, in colour where anstream finds a terminal and no NO_COLOR. A
-/// closed stderr loses the lines.
+/// Prints each line with a prefix, in colour if anstream finds a terminal and no NO_COLOR. A closed
+/// stderr loses the lines.
 fn print(colour: &str, message: &str) {
     clear_live_line();
     let lines: String =
@@ -89,8 +89,8 @@ pub fn acts_on_terminal(c: char) -> bool {
             | '\u{1d173}'..='\u{1d17a}' | '\u{e0001}' | '\u{e0020}'..='\u{e007f}')
 }
 
-/// Escapes control and format characters but newlines: a name or a label must not control the
-/// terminal.
+/// Escapes control and format characters except newlines, because a name or a label must not
+/// control the terminal.
 pub fn escape_control(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

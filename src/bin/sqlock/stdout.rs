@@ -1,4 +1,4 @@
-//! Output on stdout, of the subcommands that run no command.
+//! Output on stdout for the subcommands that run no command.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -28,7 +28,8 @@ pub fn print_json_pretty(value: &Value) -> Result<(), Failure> {
     print(&escape_json(&format!("{value:#}\n")))
 }
 
-/// Escapes DEL, the C1 codes and format characters, which JSON allows and some terminals act on.
+/// Escapes DEL, the C1 codes and format characters, which JSON allows but which control some
+/// terminals.
 fn escape_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
@@ -43,13 +44,13 @@ fn escape_json(json: &str) -> String {
     shown
 }
 
-/// The narrowest that a column becomes for the sake of the terminal, if its words must be broken.
+/// The least width of a column that must break its words to fit the terminal.
 const NARROWEST: usize = 6;
 
 /// Formats a table for stdout: as wide as a terminal, or as wide as its cells anywhere else.
 pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let terminal = io::stdout().is_terminal().then(|| terminal_size::terminal_size_of(io::stdout())).flatten();
-    // A terminal that does not know its width has none.
+    // A terminal of unknown width counts as none.
     let width = terminal.map(|(width, _)| usize::from(width.0)).filter(|width| *width > 0);
     format_to_width(heading, rows, width.unwrap_or(usize::MAX))
 }
@@ -134,7 +135,7 @@ mod tests {
         for word in ["1764123456789012", "night", "shift"] {
             assert!(table.split_whitespace().any(|part| part == word), "{word} was broken: {table}");
         }
-        // No column gets narrower than that, however narrow the terminal is.
+        // No column gets narrower than the least width, however narrow the terminal is.
         let narrow = format_to_width(&["NAME", "LABEL"], &rows(&[&["reports/nightly", "what runs at night"]]), 3);
         assert!(narrow.lines().all(|line| line.chars().count() <= 2 * NARROWEST + 2), "{narrow}");
     }

@@ -117,8 +117,8 @@ impl Url {
     }
 
     fn parse_one(url: &str, from: &str) -> Result<Self, Failure> {
-        // An empty URL is a secret that was not set, in CI for instance. A fallback to a file would
-        // exclude nobody.
+        // An empty URL means an unset secret, for instance in CI. Leases in a fallback file would
+        // not exclude other hosts.
         if url.trim().is_empty() {
             return Err(Failure::configuration(format!("{from} is empty")));
         }
@@ -162,7 +162,7 @@ impl Url {
 }
 
 /// Returns whether a password seems to contain a character that must be percent-encoded, because an
-/// @ comes after it. The text before that character would be taken for the host and the port.
+/// @ comes after it. The text before that character would be read as the host and the port.
 fn is_cut_in_password(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let after = rest.find(['#', '/', '?']).map_or("", |end| &rest[end..]);
@@ -173,7 +173,7 @@ fn is_cut_in_password(url: &str) -> bool {
 }
 
 /// Makes the failure for a file that should contain the URL. A text that may be a URL itself is not
-/// shown, since it may contain a password.
+/// shown, because it may contain a password.
 fn unreadable_file(path: &str, error: &std::io::Error) -> Failure {
     Failure::configuration(if path.contains([':', '@', '=']) {
         format!("cannot read the file after @ in --database-url: {error}; a URL is written without the first @")
@@ -182,7 +182,7 @@ fn unreadable_file(path: &str, error: &std::io::Error) -> Failure {
     })
 }
 
-/// Splits a list of URLs, and refuses empty ones: a variable that was not set, for instance.
+/// Splits a list of URLs, and refuses empty ones, as from an unset variable.
 fn split_list<'a>(urls: &'a str, from: &str) -> Result<Vec<&'a str>, Failure> {
     let several = LocksBuilder::split_urls(urls);
     if several.iter().any(|url| url.is_empty() || url.starts_with(',') || url.ends_with(',')) {
@@ -201,7 +201,7 @@ fn read_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unreadable(error.to_string())),
     };
-    // Some editors put a byte order mark there.
+    // Some editors write a byte order mark.
     let text = text.trim_start_matches('\u{feff}');
     let variables = dotenvy::from_read_iter(text.as_bytes()).collect::<Result<Vec<_>, _>>();
     let variables = variables.map_err(|error| match error {

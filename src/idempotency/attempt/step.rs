@@ -1,4 +1,4 @@
-//! The steps of an attempt, whose results later attempts find.
+//! The steps of an attempt, whose results later attempts reuse.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,14 +14,13 @@ use crate::idempotency::seal::Content;
 
 impl Attempt {
     /// Runs a step of the work and stores its result, or returns the result that an earlier attempt
-    /// has stored under this name: a recovery point. The step may run more than once, when a
-    /// process dies before its result is stored: so call providers with a
-    /// [key](Self::provider_key).
+    /// has stored under this name: a recovery point. The step runs again if a process dies before
+    /// its result is stored: so call providers with a [key](Self::provider_key).
     ///
     /// # Errors
     ///
-    /// The step's own; [`Error::Lost`] when another attempt has taken over; [`Error::InvalidKey`],
-    /// [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
+    /// The step's own errors; [`Error::Lost`] when another attempt has taken over;
+    /// [`Error::InvalidKey`], [`Error::Json`], [`Error::Sealed`], [`Error::Unavailable`].
     ///
     /// # Cancel safety
     ///
@@ -89,7 +88,7 @@ impl Attempt {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
+    /// The call only reads.
     pub async fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let found = self.idempotency.send(RecordCommand::ReadStep(self.step_key(name)?)).await?.result;
         let Some(column) = found else {

@@ -60,7 +60,7 @@ const REFUSALS: [StatusCode; 18] = [
 /// nginx logs it).
 const AMBIGUOUS: [u16; 5] = [408, 409, 425, 429, 499];
 
-/// Which responses are stored, and with which headers.
+/// The responses and the headers that are stored.
 #[derive(Clone)]
 pub(super) struct Policy {
     pub(super) store_if: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
@@ -111,10 +111,10 @@ impl Policy {
 #[serde(from = "Option<StoredAnswer>")]
 pub(super) struct Answer {
     status: u16,
-    /// In their order, each byte of a value as one character.
+    /// In the order of the response, each byte of a value as one character.
     headers: Vec<(String, String)>,
     body: Content,
-    /// The head of the response, as the handler made it, for the first request.
+    /// The head of the handler's response, for the first request.
     #[serde(skip)]
     fresh: Option<response::Parts>,
 }

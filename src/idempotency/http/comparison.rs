@@ -1,4 +1,4 @@
-//! Which requests are the same.
+//! The comparison of repeated requests.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::super::Fingerprint;
 
 pub(super) type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync;
 
-/// What of a request is digested.
+/// The parts of a request that are digested.
 #[derive(Clone)]
 pub(super) struct Comparison {
     pub(super) body: BodyRule,
@@ -22,7 +22,7 @@ pub(super) struct Comparison {
     pub(super) custom: Option<Arc<FingerprintOf>>,
 }
 
-/// How a body is digested.
+/// The digested form of a body.
 #[derive(Clone)]
 pub(super) enum BodyRule {
     Bytes,
@@ -39,7 +39,7 @@ impl Comparison {
         if let Some(custom) = &self.custom {
             return custom(parts, body);
         }
-        // As sent by the client, also in a nested router.
+        // The URI as sent by the client, also in a nested router.
         let uri = parts.extensions.get().map_or(&parts.uri, |OriginalUri(uri)| uri);
         let target = uri.path_and_query().map_or("/", |target| target.as_str());
         let digest = |form: &str| self.add_head(Fingerprint::of([parts.method.as_str(), target, form]), parts, uri);
@@ -58,7 +58,7 @@ impl Comparison {
         if self.host {
             let header = || parts.headers.get(HOST).map(|host| host.as_bytes());
             let host = uri.authority().map(|host| host.as_str().as_bytes()).or_else(header);
-            // Names of hosts are equal in any case.
+            // Host names are case-insensitive.
             fingerprint = fingerprint.and("host").and(host.unwrap_or_default().to_ascii_lowercase());
         }
         for name in &self.headers {

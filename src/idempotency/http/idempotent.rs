@@ -38,7 +38,7 @@ pub(super) struct Prepared {
     pub(super) mismatch: StatusCode,
     pub(super) key: IdempotencyKey,
     pub(super) fingerprint: Fingerprint,
-    /// Whether the handler has asked for it.
+    /// Whether the handler has extracted the request.
     pub(super) is_extracted: AtomicBool,
 }
 
@@ -57,14 +57,14 @@ impl Idempotent {
     /// work, the [stored](super#what-is-stored) one, or a [problem](super#problems).
     ///
     /// The claim on the key, the work's writes in the transaction, and its response are committed
-    /// together, as by [`Idempotency::run`]; the rules for the closure are those
-    /// [there](crate::retry::Retry). When the work returns an error, or a response that is not
+    /// together, as by [`Idempotency::run`]; the closure follows the [rules of
+    /// `Retry`](crate::retry::Retry). When the work returns an error, or a response that is not
     /// stored, the transaction is rolled back, the response is returned, and the key is free.
-    /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored by
-    /// themselves, after the rollback.)
+    /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored in a
+    /// separate transaction, after the rollback.)
     ///
-    /// The error is of a [type that shows its sources](crate::retry::WorkError), because they decide
-    /// what is rerun. A wrapper of `anyhow::Error` shows them with [`AsRef`]:
+    /// The error is of a [type that shows its sources](crate::retry::WorkError), because the
+    /// sources decide what is rerun. A wrapper of `anyhow::Error` shows them with [`AsRef`]:
     ///
     /// ```
     /// use axum::http::StatusCode;
@@ -135,8 +135,8 @@ impl Idempotent {
     }
 
     /// Runs the work [under a lease](Idempotency::attempt), and returns the response for this key,
-    /// as [`run`](Self::run) does. For effects elsewhere, such as at a payment provider, which
-    /// cannot be rolled back. So the status of the response decides about the key, unless the work
+    /// as [`run`](Self::run) does. For effects elsewhere, such as at a payment provider. They
+    /// cannot be rolled back, so the status of the response decides about the key, unless the work
     /// has [recorded the outcome](Attempt::forget):
     ///
     /// - a status that [is stored](super::IdempotencyLayer::store_if): the request is done, and
@@ -246,7 +246,7 @@ impl Prepared {
         self.store.clone().result_limit(usize::MAX)
     }
 
-    /// Returns whether a handler has succeeded without asking for the key.
+    /// Returns whether a handler has succeeded without extracting the key.
     pub(super) fn is_ignored_by(&self, response: &Response) -> bool {
         !self.is_extracted.load(Ordering::Relaxed) && !is_failure(response.status())
     }
@@ -275,7 +275,7 @@ impl Prepared {
         })
     }
 
-    /// Stores a failure, where the policy says so, after its transaction was rolled back.
+    /// Stores a failure after its transaction was rolled back, if the policy says so.
     async fn store_failure<DB: Database>(&self, pool: &Pool<DB>, response: Response) -> Response {
         if !self.policy.stores(response.status()) {
             return response;
@@ -284,7 +284,7 @@ impl Prepared {
             Ok(answer) => answer,
             Err(problem) => return problem.into_response(),
         };
-        // In a transaction without other writes.
+        // The transaction has no other writes.
         let answer = &answer;
         let nothing = async move |_: &mut Transaction<'_, DB>| Ok::<_, RunError<Infallible>>(answer.clone());
         match self.unbounded().run_once(pool, &self.key, &self.fingerprint, nothing).await {
@@ -320,8 +320,8 @@ impl Prepared {
         }
     }
 
-    /// Waits for the response and for whether the work succeeded, while the lease is held, and
-    /// records how the attempt ended.
+    /// Waits, while the lease is held, for the response and whether the work succeeded, and records
+    /// the outcome of the attempt.
     pub(super) async fn record<X>(
         &self,
         attempt: &Attempt,
@@ -368,23 +368,22 @@ impl Prepared {
     }
 }
 
-/// Records that the outcome is unknown. If this fails as well, the attempt counts as died.
+/// Records that the outcome is unknown. After a failure to record it, the attempt counts as died.
 async fn mark_unknown(attempt: &Attempt) {
     if let Err(error) = attempt.unknown().await {
         tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
     }
 }
 
-/// Releases the lease, unless the handler has kept the attempt, which releases it when it is
-/// dropped.
+/// Releases the lease, unless the handler still has the attempt, whose drop releases the lease.
 pub(super) async fn release_attempt(attempt: Arc<Attempt>) {
     if let Some(attempt) = Arc::into_inner(attempt) {
         attempt.release().await;
     }
 }
 
-/// Returns whether the effect of a request with this status is rolled back, also when the response
-/// is stored.
+/// Returns whether the effect of a request with this status is rolled back, even if the response is
+/// stored.
 fn is_failure(status: StatusCode) -> bool {
     status.is_client_error() || status.is_server_error()
 }

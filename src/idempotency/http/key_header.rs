@@ -2,13 +2,13 @@
 
 use axum::http::{HeaderMap, HeaderName};
 
-/// The header, unless the layer has another one.
+/// The default header of a layer.
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The longest key, in bytes.
 const MAX_BYTES: usize = 255;
 
-/// How the header is read.
+/// The syntax of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// A string of structured fields (RFC 9651), whose parameters do not count, or the same without
@@ -22,7 +22,7 @@ pub(super) enum Reading {
 ///
 /// # Errors
 ///
-/// What is wrong with the header.
+/// The fault of the header.
 pub(super) fn read(headers: &HeaderMap, name: &HeaderName, reading: Reading) -> Result<Option<String>, &'static str> {
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else {

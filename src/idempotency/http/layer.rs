@@ -20,7 +20,7 @@ use super::service::{IdempotencyService, KeyScope, Settings};
 /// Reads the `Idempotency-Key` of requests, for handlers that take effect once. See the
 /// [module](super).
 ///
-/// A closure finds the authenticated principal of a request, so the layer belongs inside the layer
+/// A closure finds the authenticated principal of a request, so place the layer inside the layer
 /// that authenticates. With [`global`](Self::global), keys belong to no principal.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it is put around a handler"]
@@ -51,11 +51,11 @@ impl IdempotencyLayer {
     ///
     /// - requests with the method POST may have a key, of up to 255 characters, all of which count
     ///   (quotes, too);
-    /// - once the handler has run, its response is stored with any status, also that of a failure
-    ///   (whose transaction is rolled back), and replayed for 24 hours with the header
+    /// - once the handler has run, its response is stored with any status, even of a failure (whose
+    ///   transaction is rolled back), and replayed for 24 hours with the header
     ///   `Idempotent-Replayed: true`;
-    /// - another request with the same key is answered with 400, one while the first is in progress
-    ///   with 409.
+    /// - a different request with the same key is answered with 400, a request while the first is
+    ///   in progress with 409.
     ///
     /// Differences: problems are `application/problem+json`, a key belongs to its sender, and a
     /// request that ended with [`conflict`](super#conflict) is not stored.
@@ -86,12 +86,12 @@ impl IdempotencyLayer {
     }
 
     /// Requires a key: requests without one are answered with [`key-missing`](super#key-missing).
-    /// By default they reach the handler.
+    /// By default, requests without a key reach the handler.
     ///
-    /// A request with a key and a method that is neither safe nor one of
-    /// [those](Self::methods) is answered with [`key-not-supported`](super#key-not-supported). A
-    /// handler that succeeds without the extractor [`Idempotent`](super::Idempotent) has ignored the
-    /// key: that is logged, and answered with [`not-set-up`](super#not-set-up).
+    /// A request with a key and a method that is neither safe nor one of [those](Self::methods) is
+    /// answered with [`key-not-supported`](super#key-not-supported). A handler that succeeds
+    /// without the extractor [`Idempotent`](super::Idempotent) has ignored the key: this is logged,
+    /// and answered with [`not-set-up`](super#not-set-up).
     pub fn required(mut self) -> Self {
         self.0.required = true;
         self
@@ -119,13 +119,13 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Finishes a request with a key also when the client has disconnected: from the claim on, it
+    /// Finishes a request with a key even if the client disconnects: from the claim on, the request
     /// runs in a task of its own. By default the services inside the layer are dropped with the
-    /// connection, and what they have done in a transaction is rolled back.
+    /// connection, and their open transactions are rolled back.
     ///
-    /// The task does not keep the process: let the server end before its runtime does. Task-local
-    /// values, such as the scope of an [`Owner`](crate::Owner), are not passed on; the `tracing` span
-    /// is.
+    /// The task does not keep the process alive: let the server end before its runtime does.
+    /// Task-local values, such as the scope of an [`Owner`](crate::Owner), are not passed on; the
+    /// `tracing` span is.
     pub fn detached(mut self) -> Self {
         self.0.detached = true;
         self
@@ -154,9 +154,9 @@ impl IdempotencyLayer {
     }
 
     /// Stores the body of each request under a lease with its record, so that
-    /// [`resume`](Self::resume) gives it to the [attempt](Attempt::request). It is deleted once the
-    /// request has ended. A [fingerprint](Self::fingerprint) of your own that
-    /// [stores](Fingerprint::with_request) something else does so instead.
+    /// [`resume`](Self::resume) gives it to the [attempt](Attempt::request). The body is deleted
+    /// once the request has ended. If a [fingerprint](Self::fingerprint) of your own
+    /// [stores](Fingerprint::with_request) another request, that one is stored instead.
     pub fn store_request(mut self) -> Self {
         self.0.stores_request = true;
         self
@@ -177,7 +177,7 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets which responses are stored, by their status: 200 to 399 by default.
+    /// Sets the statuses of responses that are stored: 200 to 399 by default.
     pub fn store_if(mut self, stores: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         self.0.policy.store_if = Arc::new(stores);
         self
@@ -219,8 +219,8 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Compares the host of requests as well. By default a request to another name of the server is
-    /// the same.
+    /// Compares the host of requests as well. By default, requests to different host names of the
+    /// server are equal.
     pub fn compare_host(mut self) -> Self {
         self.0.comparison.host = true;
         self
@@ -233,8 +233,8 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets the fingerprint of a request, instead of its method, its path and query, its body, and
-    /// what is compared besides.
+    /// Sets the fingerprint of a request, which replaces the method, path and query, body, host and
+    /// headers.
     pub fn fingerprint(mut self, rule: impl Fn(&Parts, &Bytes) -> Fingerprint + Send + Sync + 'static) -> Self {
         self.0.comparison.custom = Some(Arc::new(rule));
         self

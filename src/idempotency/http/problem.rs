@@ -9,7 +9,7 @@ use super::super::Outcome;
 use super::key_header::IDEMPOTENCY_KEY;
 use crate::error::Error;
 
-/// The page that describes the types; each is a heading there.
+/// The page that describes the types, each under a heading of its own.
 const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/idempotency/http/index.html#";
 
 /// A problem, which is answered as `application/problem+json` (RFC 9457).
@@ -35,7 +35,8 @@ pub(super) enum Problem {
 }
 
 impl Problem {
-    /// Returns the problem of an outcome for which the handler does not run, if it is one.
+    /// Returns the problem of an outcome for which the handler does not run. `None`: the outcome is
+    /// no problem.
     pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode, is_issued: bool) -> Option<Self> {
         Some(match outcome {
             Outcome::New(_) | Outcome::Replay(_) => return None,

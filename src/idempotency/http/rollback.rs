@@ -32,7 +32,7 @@ impl<E> RollbackReason<E> {
     }
 }
 
-/// The response is not one that is stored.
+/// The response is not stored, so its transaction is rolled back.
 #[derive(Debug, thiserror::Error)]
 #[error("the response asks for a rollback")]
 struct NotStored;

@@ -114,7 +114,7 @@ where
     let (mut store, mut fingerprint) = (settings.store.clone(), settings.comparison.fingerprint_of(&parts, &body));
     if settings.stores_request && fingerprint.request.is_none() {
         fingerprint = fingerprint.with_request(body.clone());
-        // The body has a limit of its own.
+        // The layer limits the body itself.
         store = store.request_limit(usize::MAX);
     }
     let prepared = Arc::new(Prepared {
@@ -139,7 +139,7 @@ where
     }
 }
 
-/// Calls the service, under a lease where the layer says so.
+/// Calls the service, under a lease if the layer says so.
 async fn answer<S>(
     settings: Arc<Settings>,
     mut inner: S,

@@ -22,7 +22,7 @@ impl World {
         let life = self.clients[client].life;
         match self.actors[actor].state {
             ActorState::Idle => self.wish(actor),
-            // It stops waiting.
+            // The actor stops waiting.
             ActorState::Waiting { waiter, .. } => {
                 self.tell(|| format!("client {client} cancels {waiter:?}"));
                 self.rest(actor);
@@ -168,7 +168,7 @@ impl World {
             1..6 => held,
             _ => held / 20,
         };
-        // Long enough to hear of a request that came before the grant.
+        // The hold is long enough to learn of a request from before the grant.
         let held = if self.was_asked(grant) { held + NOTICED_WITHIN } else { held };
         let releases_at = self.now + held;
         self.actors[actor].state = ActorState::Holding { lease: grant.lease, id: grant.id, releases_at, fences };
@@ -287,7 +287,7 @@ impl World {
         let (actor, exported) = match (self.actors.iter().position(holds), exported) {
             (Some(actor), Some(exported)) => (actor, exported),
             (Some(actor), None) => return self.release(actor, lease),
-            // It has just been lost.
+            // The lease has just been lost.
             (None, None) => return,
             (None, Some(_)) => {
                 return self.violate(format!("client {client}: {lease:?} is exported without a request"));

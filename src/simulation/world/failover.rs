@@ -19,13 +19,13 @@ const COPIES: usize = 40;
 const MAY_OVERLAP: u64 = 6 * SECOND;
 /// The heartbeats of a client come at least as often, in microseconds.
 const LATEST_BEAT: i64 = 2_000_000;
-/// A token of the old store is not greater than its clock at the failover, plus what callers add.
+/// A token of the old store is not greater than its clock at the failover plus the callers' raises.
 const RAISED_BY: i64 = 2_000;
 
 #[derive(Default)]
 pub(super) struct Failover {
     copies: VecDeque<Memory>,
-    /// The store's clock at the latest failover, and what the copy knew.
+    /// The store's clock at the latest failover, and the tokens known to the copy.
     latest: Option<(i64, BTreeSet<(LockName, i64)>)>,
     /// Leases that the copy has, and until when other owners may hold their names.
     may_overlap: BTreeMap<(usize, LeaseKey), u64>,

@@ -23,7 +23,7 @@ impl QuotedNames {
         })
     }
 
-    /// Selects all columns of a row, and its version as the last one.
+    /// Selects all columns of a row, with its version last.
     pub(super) fn select_row<'q, DB, K>(&self, key: K) -> QueryBuilder<DB>
     where
         DB: Database,
@@ -88,7 +88,7 @@ impl QuotedNames {
         query
     }
 
-    /// Inserts a row with version 1. Where the database can, a duplicate of the key is ignored.
+    /// Inserts a row with version 1. A duplicate of the key is ignored if the database can do so.
     pub(super) fn insert<'q, DB, K>(
         &self,
         key: &K,

@@ -41,7 +41,7 @@ async fn assert_answer(url: &str, cause: AccessError, words: &[&str]) {
 async fn refused_password_is_no_outage() {
     let db = empty().await;
     if DATABASE == Database::Sqlite {
-        // A file has no password; what cannot be opened is its counterpart.
+        // A file has no password; a file that cannot be opened is the counterpart.
         let directory = tempfile::tempdir().expect("a temporary directory");
         let file = path(directory.path(), "sqlock.db");
         std::fs::write(&file, "this is not a SQLite file, but long enough for the header of one".repeat(100))
@@ -68,7 +68,7 @@ async fn missing_database_is_no_outage() {
             answer(&format!("sqlite://{file}")).await,
             Error::Access { cause: AccessError::NoDatabase, .. }
         ));
-        // A plain file in the place of its directory.
+        // A plain file replaces its directory.
         std::fs::write(&file, "").expect("the directory is ours to write");
         for arguments in [&["ls"][..], &["run", "job", "--", "true"]] {
             let url = format!("sqlite://{file}/app.db");
@@ -95,7 +95,7 @@ async fn missing_rights_are_no_outage() {
     let user = Restricted::on(empty().await).await;
     run(&user.db, &["migrate"]).await.expect(0);
     if DATABASE.is_mysql() {
-        // A user without any right to a database does not see it there.
+        // On these servers, a user without any right to a database does not see it.
         user.grant("SHOW VIEW").await;
     }
     assert_answer(&user.url, AccessError::NoRight, &["lacks a right", "denied", "sqlock doctor"]).await;

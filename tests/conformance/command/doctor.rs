@@ -56,7 +56,7 @@ fn reports(ended: &Ended) -> Vec<Value> {
         .unwrap_or_else(|e| panic!("{e}: {} {}", ended.stdout, ended.stderr))
 }
 
-/// Runs it on one database, to this exit code.
+/// Runs `doctor` on one database and expects this exit code.
 async fn doctor(url: &str, code: i32) -> Report {
     let ended = end(bare(&["-D", url, "doctor", "--json"])).await.expect(code);
     assert_eq!(ended.stderr, "");
@@ -120,7 +120,7 @@ async fn doctor_reports_ok_as_text_and_json() {
     assert!(text.stdout.starts_with(&format!("{}\n", report.database)), "{}", text.stdout);
     assert!(text.stdout.ends_with("everything that sqlock needs is in order\n"), "{}", text.stdout);
     for (check, (status, found, _)) in &report.checks {
-        // Two measurements are two.
+        // Two measurements differ.
         let found = if matches!(&**check, "reachable" | "clock") { "" } else { found };
         let line = |line: &&str| line.split_whitespace().take(2).eq([&**status, &**check]) && line.ends_with(found);
         assert!(text.stdout.lines().any(|l| line(&l)), "{check}:\n{}", text.stdout);
@@ -135,7 +135,7 @@ async fn missing_tables_are_a_warning_and_stay_missing() {
     report.assert(check, "warn", "there").assert("rights", "ok", "");
     let advice = &report.checks[check].2;
     assert!(advice.contains("first use") && advice.contains("sqlock migrate"), "{advice}");
-    // Where they may not be made later either, nothing works.
+    // If the tables may not be created later either, nothing works.
     let ended = run(&db, &["--no-migrate", "doctor"]).await.expect(1);
     assert!(ended.stdout.contains("1 check failed"), "{}", ended.stdout);
     run(&db, &["--no-migrate", "acquire", "job"]).await.expect(78);
@@ -148,7 +148,7 @@ async fn printed_schema_passes_every_check() {
     let printed = run(&db, &["schema"]).await.expect(0);
     sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&pool).await.expect("SQL");
     doctor(&db.url, 0).await.assert("tables", "ok", "without").assert("definitions", "ok", "");
-    // The same as what migrate makes, which finds nothing to change.
+    // The tables are those of `migrate`, which finds nothing to change.
     run(&db, &["migrate"]).await.expect(0);
     doctor(&db.url, 0).await.assert("tables", "ok", "up to date").assert("definitions", "ok", "");
 }
@@ -334,7 +334,7 @@ async fn missing_rights_are_named_with_their_table() {
     }
     let user = Restricted::on(empty().await).await;
     if DATABASE.is_mysql() {
-        // A user without any right to a database does not see it there.
+        // On these servers, a user without any right to a database does not see it.
         user.grant("SELECT").await;
     }
     let report = doctor(&user.url, 1).await;
@@ -358,7 +358,7 @@ async fn missing_rights_are_named_with_their_table() {
     doctor(&user.url, 1).await.assert("rights", "fail", "no UPDATE on sqlock_lease");
     user.grant("UPDATE").await;
     doctor(&user.url, 0).await.assert("rights", "ok", "");
-    // They were asked for, and not used.
+    // The rights were checked, and not used.
     assert!(beside(&user.db).await.list("").await.expect("list").is_empty());
     user.drop().await;
 }
@@ -412,7 +412,7 @@ async fn unreachable_database_fails_without_showing_the_password() {
     if let Some(guarded) = guarded {
         guarded.drop().await;
     }
-    // What cannot even be tried is a mistake in the configuration, as everywhere.
+    // A URL that cannot be tried is a mistake in the configuration, as for every subcommand.
     end(bare(&["-D", "oracle://u:s3cret@127.0.0.1/x", "doctor"])).await.expect(78);
 }
 
@@ -443,7 +443,7 @@ async fn read_only_server_fails_unless_another_is_writable() {
         let roles: Vec<&Value> = reports.iter().map(|report| &report["checks"][2]["status"]).collect();
         assert_eq!(roles, ["ok", "ok"], "{}", ended.stdout);
     }
-    // Not one of them can be written to.
+    // None of them can be written.
     end(bare(&["-D", &format!("{0},{0}", read_only.url), "doctor"])).await.expect(1);
     let gone = ClosedPort::reserve();
     let gone = format!("{}://127.0.0.1:{}/x", DATABASE.scheme(), gone.number());
@@ -552,7 +552,7 @@ async fn clock_check_reports_offset_and_ignores_time_zone() {
         server.jump_clock(jump);
         doctor(&server.url(), 0).await.assert("clock", "warn", found);
     }
-    // Against another database, and whichever is named first.
+    // The clock is compared with another database, in both orders.
     let on_time = empty().await;
     for (urls, found) in [
         (format!("{},{}", on_time.url, server.url()), "60.0 s behind"),
@@ -596,7 +596,7 @@ async fn harmful_settings_are_reported() {
                 "wait_timeout is 5 s",
             );
             report.assert("clock", "warn", "stands still").assert("replication", "ok", "no replica");
-            // It is not for nothing.
+            // The failure is real: the command does not work either.
             assert_ne!(run(&Fresh::at(server.url()), &["run", "job", "--", "true"]).await.code(), 0);
         }
         Database::Sqlite => {
@@ -644,7 +644,7 @@ async fn doctor_changes_nothing_and_leaves_nothing() {
     doctor(&db.url, 0).await.assert("reachable", "warn", "no such file");
     assert_eq!(listed(directory.path()), BTreeMap::new());
 
-    // In whatever mode the file is.
+    // The journal mode of the file does not matter.
     for mode in ["WAL", "DELETE"] {
         run(&db, &["acquire", mode]).await.expect(0);
         let pool = db.of_the_command().pool_of(1).await;

@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(600);
 struct Table(Vec<(i32, String)>);
 
 impl Table {
-    /// Fails the test unless it ended with this code.
+    /// Fails the test unless the command ended with this code.
     #[track_caller]
     fn add(&mut self, code: i32, how: &str, ended: Ended) -> Ended {
         let ended = ended.expect(code);
@@ -247,11 +247,11 @@ async fn configuration() -> Table {
     table
 }
 
-/// A server with a user whose password it asks for.
+/// A server with a user that needs a password.
 pub(super) struct Guarded {
     user: String,
     admin: Pool<Sql>,
-    /// Where the user's name and password go.
+    /// The URL, with a placeholder for the user's name and password.
     url: String,
     _server: Option<(Server, tempfile::TempDir)>,
 }
@@ -308,7 +308,7 @@ async fn unreachable_database_exits_69_not_75() {
 async fn unreachable_database() -> Table {
     let mut table = Table::default();
     if DATABASE == Database::Sqlite {
-        // A file is always there; what can be out of reach is the right to write it.
+        // A file is always reachable; only the right to write can be missing.
         let db = empty().await;
         let locks = beside(&db).await;
         let pool = db.of_the_command().pool_of(1).await;
@@ -451,7 +451,7 @@ async fn taken_away_by_an_operator() -> Table {
     let how = "an operator unlocks the name while the command runs";
     let ended = table.add(79, how, holder.end().await);
     assert!(ended.stderr.contains("the command was stopped"), "{}", ended.stderr);
-    // It had the stdout of sqlock, whose end was read: it is dead.
+    // The command had the stdout of sqlock, whose end was read, so the command has ended.
     assert_eq!(held(&beside(&db).await, "job").await, None);
     table
 }
@@ -472,7 +472,7 @@ async fn interrupted_while_waiting() -> Table {
             let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
             let mut waiter = Running::start(sqlock(&db, verb));
             waiter.says("waiting for \"job\"").await;
-            // The next in line, behind it.
+            // The next waiter behind it.
             let others = beside(&db).await;
             let next = tokio::spawn(others.lease("job").ttl(LONG).acquire());
             waiter.signal(signal);

@@ -30,7 +30,7 @@ echo up >&3
 while :; do sleep 1000; done
 "#;
 
-/// It says when it has begun.
+/// A command that reports its start.
 const NEXT: &str = "date +%s%6N >&3";
 
 /// The number of holders of a fault.
@@ -119,8 +119,8 @@ async fn command_dies_before_handover_when_network_is_cut() {
 
 async fn dead_before_anyone_else_can_hold(fault: Fault) {
     let runs = std::env::var("SQLOCK_RUNS").map_or(1, |runs| runs.parse().expect("SQLOCK_RUNS is a number"));
-    // What is measured is measured with a TTL that leaves little time. Among the other tests, a
-    // machine that is busy with all of them is not to be mistaken for a command that lives on.
+    // Measurements use a TTL that leaves little time. Among the other tests, a busy machine must
+    // not be mistaken for a command that survives.
     let ttl = Duration::from_secs(if runs > 1 { 2 } else { 10 });
     let mut fixture = fault.fixture().await;
     let mut early = Vec::new();
@@ -155,18 +155,18 @@ async fn round(fixture: &mut CommandFixture, fault: Fault, ttl: Duration, number
         holders.push(Holder { name, run, row });
         waiters.push(waiter);
     }
-    // Not always at the same time after a renewal.
+    // The fault comes at different times after a renewal.
     sleep(ttl / 3 * u32::try_from(numbers.start % 7).expect("below 7") / 7).await;
     between_renewals(fixture, &mut holders, ttl).await;
     fault.strike(fixture, &holders).await;
     let struck = now();
-    // What a server executes when it thaws was not in force before.
+    // A statement that a server executes when it thaws was not in force before.
     let in_force = |row: &Row| row.expires_at <= struck + micros(ttl);
 
     let mut deaths = Vec::new();
     if fault.spares_others() {
-        // A statement that was on its way may still arrive: the rows are read until somebody else
-        // has the names.
+        // A statement in flight may still arrive, so the rows are read until other clients hold the
+        // names.
         until_others_hold(fixture, &mut holders, in_force).await;
         for holder in &mut holders {
             deaths.push(Death { row: holder.row.clone(), at: holder.run.report.gone().await.0 });
@@ -215,7 +215,7 @@ async fn round(fixture: &mut CommandFixture, fault: Fault, ttl: Duration, number
     early
 }
 
-/// When the last process of a command was seen to be dead, and the lease it had.
+/// The time at which the last process of a command had ended, and its lease.
 struct Death {
     row: Row,
     at: i64,
@@ -225,8 +225,8 @@ fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).expect("a short time")
 }
 
-/// Reads the rows at a moment when no renewal is on its way, so that they are those which the fault
-/// will find. Leases of one TTL are renewed together, at the multiples of a third of it.
+/// Reads the rows while no renewal is in flight, so that they are the rows at the time of the
+/// fault. Leases of one TTL are renewed together, at the multiples of a third of the TTL.
 async fn between_renewals(fixture: &CommandFixture, holders: &mut [Holder], ttl: Duration) {
     let period = u64::try_from((ttl / 3).as_nanos()).expect("a short time");
     let phase = || boot_ns() % period * 100 / period;
@@ -296,7 +296,7 @@ async fn command_survives_server_pause_within_ttl() {
     let holder = fixture.start(&["--ttl", "15", "a"], OBEDIENT).up().await;
     let before = fixture.row("a").await;
     fixture.freeze().await;
-    // A renewal is due by now, and does not get through.
+    // A renewal is due by now, and fails.
     sleep(Duration::from_secs(7)).await;
     fixture.thaw().await;
     let renewed = |row: &Row| row.expires_at > before.expires_at;
@@ -326,7 +326,7 @@ async fn lease_works_behind_transaction_pooler() {
     let mut _bouncer = None;
     if DATABASE == crate::support::Database::Postgres {
         let bouncer = PgBouncer::start(fixture.server().expect("PostgreSQL has one"));
-        // No search_path goes through it.
+        // The pooler passes no search_path on.
         fixture.lead_through(bouncer.url());
         run(&fixture.db, &["ls"]).await.expect(0);
         _bouncer = Some(bouncer);
@@ -354,7 +354,7 @@ async fn waiter_gets_the_name_after_database_restart() {
     waiter.stderr.shows("waiting for").await;
     let before = fixture.row("a").await;
     fixture.crash().await;
-    // Long enough for it to notice.
+    // The time is long enough for sqlock to notice.
     sleep(Duration::from_secs(2)).await;
     fixture.restart();
     fixture.row_when("a renewal", "a", |row| row.expires_at > before.expires_at).await;

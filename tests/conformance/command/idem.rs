@@ -40,13 +40,13 @@ fn request() -> Fingerprint {
 }
 
 impl App {
-    /// Done in a transaction.
+    /// Completes a request in a transaction.
     async fn done(&self, by: &Idempotency, key: &IdempotencyKey) {
         let done = by.run(&self.pool, key, &request(), async |_| Ok::<_, Error>(1)).await.expect("run");
         assert!(matches!(done, Outcome::New(_)), "{done:?}");
     }
 
-    /// At work.
+    /// Begins an attempt.
     async fn attempt(&self, key: &IdempotencyKey) -> Attempt {
         match self.payments.attempt(key, &request()).await.expect("attempt") {
             Outcome::New(attempt) => attempt,
@@ -63,7 +63,7 @@ impl App {
         token
     }
 
-    /// As if its process had died, and its lease had ended.
+    /// Leaves an attempt as if its process had died and its lease had ended.
     async fn leave(&self, attempt: Attempt, key: &IdempotencyKey) {
         let lease = self.payments.inspect(key).await.expect("inspect").expect("a record").lease;
         assert!(self.locks.inspect(&lease).await.expect("inspect").is_some(), "it holds its lease under this name");
@@ -200,13 +200,13 @@ async fn show_prints_one_key_of_one_principal() {
     assert!(text.contains("steps done   reserve\n") && text.contains("result       none\n"), "{text}");
     attempt.complete(&"receipt").await.expect("complete");
     let shown = app.json(&of("alice")).await;
-    // Its lease may still be there.
+    // The lease of the attempt may still exist.
     assert_eq!((&shown["state"], &shown["holder"]), (&"done".into(), &Value::Null));
     assert_eq!(shown["result_bytes"], r#""receipt""#.len());
 
     assert_eq!(shown["resolutions"], Value::Array(Vec::new()));
 
-    // That a request is stored, and not its content.
+    // Shows that a request is stored, but not its content.
     let stored = request().with_request("card 4242");
     let attempt = app.payments.attempt(&alice("order-2"), &stored).await.expect("attempt");
     let of_two = ["show", "order-2", "--namespace", "payments", "--principal", "alice"];
@@ -221,7 +221,7 @@ async fn show_prints_one_key_of_one_principal() {
     assert_eq!(app.json(&["show", "order-1", "--principal", "alice"]).await, Value::Null);
     app.done(&Idempotency::new(&app.locks), &IdempotencyKey::global("evt_1")).await;
     assert_eq!(app.json(&["show", "evt_1", "--global"]).await["state"], "done", "in the default namespace");
-    // Whose it is must be said, and only once.
+    // The principal must be given, and only once.
     app.idem(&["show", "order-1"]).await.expect(64);
     app.idem(&["show", "order-1", "--global", "--principal", "alice"]).await.expect(64);
     app.idem(&["show", "", "--global"]).await.expect(64);
@@ -324,7 +324,7 @@ async fn resolve_ends_unknown_outcome_and_show_names_operator() {
     assert_eq!((&shown["state"], &shown["resolutions"][0]["outcome"]), (&Value::Null, &"failed".into()));
     assert!(shown["resolutions"][0]["by"].as_str().is_some_and(|by| by.contains('@')), "{shown}");
 
-    // An attempt at work, or one that has died, is for a resumption.
+    // A running or dead attempt is a matter for a resumption.
     let attempt = app.attempt(&alice("order-3")).await;
     let token = attempt.token().to_string();
     assert!(resolve("order-3", &token, &["--done"], 79).await.contains("it is started"));
@@ -360,7 +360,7 @@ async fn purge_takes_only_what_has_expired() {
     assert_eq!(app.idem(&["purge"]).await.expect(0).stdout, "purged 1 requests\n", "it has ended, and is old");
 }
 
-/// It looks where the application keeps its requests, and makes nothing there.
+/// `idem` reads the application's own file, and creates nothing there.
 #[tokio::test]
 async fn idem_makes_neither_tables_nor_files() {
     let db = empty().await;

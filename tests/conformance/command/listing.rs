@@ -13,8 +13,7 @@ use crate::support::{builder, empty, soon};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// What a name or a label may do to a terminal that is sent it raw: colours, a title, the bell, C1
-/// codes, a new line.
+/// A text that would control a terminal: colours, a title, the bell, C1 codes, a newline.
 const NASTY: &str = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}\u{202e}g\u{200b}\u{feff}";
 
 fn parse(ended: &Ended) -> Value {
@@ -27,7 +26,7 @@ fn names(ended: &Ended) -> Vec<String> {
     rows.map(|row| row["name"].as_str().expect("a text").to_owned()).collect()
 }
 
-/// Nothing that a terminal acts on, apart from the ends of lines.
+/// Checks that a text has no characters that control a terminal, apart from the ends of lines.
 #[track_caller]
 fn assert_harmless(text: &str) {
     let acts = |c: char| (c.is_control() && c != '\n') || ['\u{202e}', '\u{200b}', '\u{feff}'].contains(&c);
@@ -129,7 +128,7 @@ async fn watch_repeats_the_list_until_interrupted() {
     assert_harmless(&table.end().await.expect(143).stdout);
 }
 
-/// As if the signal had ended it, as it ends other programs: 128 + 13.
+/// The exit code of a program that SIGPIPE ended: 128 + 13.
 const SIGPIPE: i32 = 141;
 
 #[tokio::test]
@@ -268,7 +267,7 @@ async fn ls_and_show_include_all_holders_and_waiters() {
     shared.release().await.expect("ours to the end");
 }
 
-/// Waits until so many stand in line.
+/// Waits until `n` waiters are queued.
 async fn in_line(locks: &Locks, name: &str, n: usize) {
     let all = async {
         while locks.waiters(name).await.expect("waiters").len() != n {

@@ -13,7 +13,7 @@ use crate::support::command::{Ended, end, sqlock};
 use crate::support::command_fixture::until;
 use crate::support::{empty, soon};
 
-/// A migration: it makes the mark that a second one stumbles over, does its work, and counts.
+/// A migration: it creates a mark on which a second one fails, does its work, and counts.
 const MIGRATION: &str = r#"
 mkdir "$DIR/running" 2>/dev/null || { echo overlap >>"$DIR/overlaps"; exit 9; }
 sleep 0.2
@@ -21,7 +21,7 @@ echo done >>"$DIR/runs"
 rmdir "$DIR/running"
 "#;
 
-/// The same, which looks first whether it is still to be done.
+/// The same migration, which first checks whether it is still needed.
 const ONLY_ONCE: &str = r#"
 if [ ! -e "$DIR/migrated" ]; then
     sleep 0.2
@@ -30,7 +30,7 @@ if [ ! -e "$DIR/migrated" ]; then
 fi
 "#;
 
-/// Four at once on a database that none has seen before.
+/// Starts four processes at once on a new database.
 async fn four_times(dir: &Path, script: &str) -> Vec<Ended> {
     let db = empty().await;
     let mut all = JoinSet::new();
@@ -69,7 +69,7 @@ async fn concurrent_runs_do_checked_work_once() {
 #[tokio::test]
 async fn same_scripts_overlap_without_sqlock() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    // Each says that it is in the middle, and waits there to be let on.
+    // Each script reports that it is in the middle, and waits for permission to continue.
     let gate = dir.path().join("gate");
     mkfifo(&gate, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO can be made");
     let start = |script: &str| {
@@ -79,9 +79,8 @@ async fn same_scripts_overlap_without_sqlock() {
         command.spawn().expect("sh can be started")
     };
     let in_the_middle = async |n| until("they are in the middle", || lines(&dir.path().join("middle")) == n).await;
-    // As many words as there are who wait for one: what is left over would let somebody through
-    // later. A file of tokio's may be closed a moment after it is dropped, and would let a later
-    // script through.
+    // Exactly one word for each waiting script: a surplus word would let a later script through. So
+    // would a tokio file, which may be closed a moment after it is dropped.
     let open_for = async |n| {
         let path = gate.clone();
         let opening = tokio::task::spawn_blocking(|| std::fs::OpenOptions::new().write(true).open(path));
@@ -105,6 +104,6 @@ async fn same_scripts_overlap_without_sqlock() {
     for one in &mut both {
         assert!(soon("the end", one.wait()).await.expect("it is ours to wait for").success());
     }
-    // After the one migration, the work that was to be done once.
+    // After the one migration comes the work that must be done once.
     assert_eq!(lines(&dir.path().join("runs")), 1 + 2);
 }

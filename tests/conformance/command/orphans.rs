@@ -61,7 +61,7 @@ async fn run_ends_when_only_zombies_remain() {
     assert!(fixture.is_free("a").await);
 }
 
-/// A process that nothing but this test ends.
+/// A process that only this test ends.
 struct Stray(Pid);
 
 impl Drop for Stray {
@@ -71,7 +71,7 @@ impl Drop for Stray {
 }
 
 /// `sqlock run ARGUMENTS -- sh -c PARENT` in a PID namespace whose first process reaps no children,
-/// as in many containers. It says on stdout how sqlock has ended.
+/// as in many containers. It prints the exit status of sqlock on stdout.
 async fn start_below_a_lazy_init(fixture: &CommandFixture, arguments: &[&str]) -> Run {
     let sqlock = fixture.sqlock(&[]);
     let mut command = Command::new("unshare");

@@ -19,7 +19,7 @@ use crate::support::{empty, soon};
 /// A command that reports its start, and ends on an order.
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
 
-/// It has children and grandchildren, one of which has left its process group, and none of them
+/// A command with children and grandchildren, one of which has left its process group. None of them
 /// ends by itself.
 const FAMILY: &str = r#"
 trap '' TERM
@@ -30,7 +30,7 @@ echo up >&3
 while :; do sleep 1000; done
 "#;
 
-/// It says which signals it gets, and ends at QUIT.
+/// A command that reports its signals, and ends at QUIT.
 const LISTENER: &str = r#"
 for signal in HUP INT TERM USR1 USR2 ALRM WINCH; do trap "echo $signal >&3" $signal; done
 trap 'echo QUIT >&3; exit 7' QUIT
@@ -162,7 +162,7 @@ async fn no_process_remains_after_the_end() {
 async fn sqlock_reaps_orphans_as_first_process() {
     let fixture = CommandFixture::new().await;
     let mut command = Command::new("unshare");
-    // Without root, one has to become it.
+    // An unprivileged user must become root.
     if !geteuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
@@ -258,7 +258,7 @@ async fn command_ignoring_term_keeps_lease_until_its_end() {
     let before = fixture.row("a").await;
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.report.line().await, "TERM");
-    // It is renewed still, beyond the end that it had.
+    // The lease is still renewed, beyond its earlier end.
     let beyond = |row: &Row| now() > before.expires_at && row.expires_at > now();
     let after = fixture.row_when("the end it had", "a", beyond).await;
     assert_eq!(after.token, before.token);
@@ -308,7 +308,7 @@ async fn name_stays_held_until_process_group_ends() {
     let fixture = CommandFixture::new().await;
     let mut holder = fixture.start(&["--kill-after", "1", "--ttl", "3", "a"], BACKGROUND).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
-    // It is renewed after the command has ended.
+    // The lease is renewed after the command has ended.
     fixture.renewed("a").await;
     assert!(!fixture.is_free("a").await);
     holder.order("go");
@@ -378,7 +378,7 @@ async fn paused_watchdog_does_not_kill_after_resuming() {
     kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
     until("the guard stops", || state(guard) == Some('T')).await;
     let before = fixture.row("a").await;
-    // Longer than all that the guard knew of.
+    // Longer than any deadline that the watchdog knew.
     fixture.row_when("a renewal after that", "a", |row| now() > before.expires_at && row.expires_at > now()).await;
     kill(guard, Signal::SIGCONT).expect("the guard can be continued");
     until("the guard is up to date", || state(guard) == Some('S')).await;
@@ -425,15 +425,15 @@ async fn stopped_command_continues_when_sqlock_gets_sigcont() {
 
 // ---- the end of a lease
 
-/// How much earlier than in the row a lease of 6 s is taken to end, with something for a busy
+/// How much earlier than in the row a lease of 6 s counts as ended, with an allowance for a busy
 /// machine.
 const SLACK: i64 = 1_000_000;
 
 /// How far the latest heartbeat can be from the one before it.
 const HEARTBEAT: i64 = 1_000_000;
 
-/// Cuts the holder of "a" off, and returns when its lease ends: as it stood before and as it stands
-/// now, for the answer to a renewal that was on its way may have been lost.
+/// Cuts off the holder of "a", and returns the end of its lease before and after the cut, because
+/// the answer to a renewal in flight may have been lost.
 async fn cut_off(fixture: &mut CommandFixture) -> [i64; 2] {
     let before = fixture.row("a").await.expires_at;
     fixture.cut().await;
@@ -489,7 +489,7 @@ async fn max_hold_stops_the_command() {
     assert!(died <= end, "{} µs late", died - end);
     let ended = holder.end().await.expect(79);
     assert!(ended.stderr.contains("max-hold") || ended.stderr.contains("max_hold"), "{}", ended.stderr);
-    // Given back, not left to its TTL of 30 s.
+    // The lease was released, not left to its TTL of 30 s.
     let waiter = fixture.start(&["a"], OBEDIENT).up().await;
     assert!(fixture.row("a").await.acquired_at < row.acquired_at + 30_000_000);
     waiter.order("go");
@@ -515,7 +515,7 @@ async fn hold_at_least_keeps_name_taken_after_release() {
 #[tokio::test]
 async fn signal_ignored_at_start_stays_ignored_by_command() {
     let fixture = CommandFixture::new().await;
-    // As nohup does it, and a shell with the jobs of a script that it puts in the background.
+    // As nohup does, and a shell with the background jobs of a script.
     let mut command = Command::new("sh");
     command
         .args(["-c", "trap '' HUP INT; exec \"$@\"", "sh", program(), "run", "a"])
@@ -545,7 +545,7 @@ async fn command_inherits_no_extra_signal_masks_or_files() {
     alone.args(["-c", script]).stdin(Stdio::null());
     let alone = end(alone).await.expect(0).stdout;
     assert_eq!(mask(&inside, "SigBlk"), 0);
-    // Those beyond 31 are the C library's own business.
+    // Signals above 31 belong to the C library.
     let ignored = |status: &str| mask(status, "SigIgn") & (bit(Signal::SIGSYS) * 2 - 1);
     assert_eq!(ignored(&inside), ignored(&alone));
     assert_eq!(inside.split_once("\n\n").map(|(_, files)| files), alone.split_once("\n\n").map(|(_, files)| files));
@@ -720,7 +720,7 @@ async fn command_reads_terminal_and_gets_ctrl_c_once() {
     shell.terminal.keys(CTRL_BACKSLASH);
     assert_eq!(shell.report.gone().await.1, ["QUIT"]);
     shell.ends_with(7).await;
-    // The terminal is the shell's again.
+    // The shell has the terminal again.
     shell.terminal.keys("echo an\"\"swer\n");
     shell.terminal.screen.shows("answer").await;
 }
@@ -822,7 +822,7 @@ async fn ctrl_c_ends_a_pipeline() {
     assert!(fixture.is_free("a").await);
 }
 
-/// A terminal shows one line about the wait, anew each second, and the list in its width.
+/// A terminal shows one line about the wait, updated each second, and the list in its width.
 #[tokio::test]
 async fn terminal_shows_wait_in_place_and_narrow_table() {
     let fixture = CommandFixture::new().await;
@@ -889,7 +889,8 @@ impl Shell {
         std::fs::read_to_string(&self.count).unwrap_or_default().len()
     }
 
-    /// The shell has said so often that its job is stopped; both processes are.
+    /// Waits until the shell has reported `times` times that its job is stopped, and both processes
+    /// are stopped.
     async fn says_stopped(&self, times: usize, sqlock: Pid, command: Pid) {
         let screen = &self.terminal.screen;
         let said = screen.shows_when(|text| text.matches("Stopped").count() >= times).await;

@@ -107,7 +107,7 @@ async fn database_without_tables_has_no_vote() {
     let ended = end(bare(&["-D", &urls, "run", "--quorum", "-w", "2s", "job", "--", "echo", "it ran"])).await;
     assert_ne!(ended.code(), 0, "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
-    // It was asked, and not changed.
+    // The database was queried, and not changed.
     run(&lost, &["--no-migrate", "acquire", "job"]).await.expect(78);
 }
 
@@ -138,7 +138,7 @@ async fn database_with_young_tables_has_no_vote() {
 #[tokio::test]
 async fn one_server_twice_is_no_quorum() {
     let (one, other) = (fresh_for_the_command().await, fresh_for_the_command().await);
-    // On a server, another database of the same one; of SQLite, the same file.
+    // Another database of the same server; on SQLite, the same file.
     let other = if DATABASE == Database::Sqlite { &one } else { &other };
     let urls = format!("{},{}", one.url, other.url);
     let ended = end(bare(&["-D", &urls, "run", "--quorum", "job", "--", "echo", "it ran"])).await.expect(78);
@@ -146,8 +146,8 @@ async fn one_server_twice_is_no_quorum() {
     assert!(ended.stderr.contains("on one server"), "{}", ended.stderr);
 }
 
-/// The third database accepts a connection and says nothing. One start in ten must not have waited
-/// for it: all that wait need four seconds.
+/// The third database accepts a connection and does not answer. Of ten starts, at least one must
+/// not have waited for it: a start that waits needs four seconds.
 #[tokio::test]
 async fn start_does_not_wait_for_a_silent_minority() {
     let (one, two) = (fresh_for_the_command().await, LeaseFile::with_tables().await);
@@ -302,7 +302,7 @@ async fn lease_lost_on_a_majority_is_not_renewed() {
     let step = |arguments: &[&str]| end(bare(&[&["-D", &urls], arguments].concat()));
     let acquired = json(&step(&["acquire", "--quorum", "job", "--ttl", "10m"]).await.expect(0));
     let token = acquired["token"].to_string();
-    // A majority has it, or all.
+    // A majority holds the name, or all databases do.
     let mut holders = Vec::new();
     for locks in [beside(&one).await, two.locks().await, three.locks().await] {
         if let Some(held) = held(&locks, "job").await {

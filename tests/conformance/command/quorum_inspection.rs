@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_secs(600);
 struct Reports(Vec<Value>);
 
 impl Reports {
-    /// Runs it on these databases, to this exit code.
+    /// Runs `doctor --quorum` on these databases and expects this exit code.
     async fn of(urls: &[&str], code: i32) -> Self {
         let ended = end(bare(&["-D", &urls.join(","), "doctor", "--quorum", "--json"])).await.expect(code);
         let Value::Array(reports) = json(&ended) else { panic!("{}", ended.stdout) };
@@ -99,7 +99,7 @@ async fn doctor_counts_no_database_without_tables() {
     reports.assert(3, "majority", "warn", &["2 can vote", "database 1 of 3"]);
     let check = if DATABASE == Database::Sqlite { "reachable" } else { "tables" };
     reports.assert(0, check, "warn", &["there "]);
-    // It was asked, and not changed.
+    // The database was queried, and not changed.
     run(&lost, &["--no-migrate", "acquire", "job"]).await.expect(78);
 }
 
@@ -107,7 +107,7 @@ async fn doctor_counts_no_database_without_tables() {
 async fn doctor_refuses_one_server_twice() {
     let (one, other, third) =
         (fresh_for_the_command().await, fresh_for_the_command().await, LeaseFile::with_tables().await);
-    // On a server, another database of the same one; of SQLite, the same file.
+    // Another database of the same server; on SQLite, the same file.
     let other = if DATABASE == Database::Sqlite { &one } else { &other };
     let reports = Reports::of(&[&one.url, &third.url, &other.url], 1).await;
     reports.assert(3, "servers", "fail", &["database 1 of 3", "database 3 of 3", "on one server"]);

@@ -1,4 +1,4 @@
-//! `sqlock unlock --ask`, and what `sqlock run` makes of it.
+//! `sqlock unlock --ask`, and the reaction of `sqlock run`.
 
 use std::time::Duration;
 

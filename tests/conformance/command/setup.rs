@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 // ---- which database
 
-/// A directory, in it `.env` with these lines, and in it `a/b`.
+/// Creates a directory with these lines in `.env`, and with `a/b`.
 fn directory(dotenv: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory");
     fs::create_dir_all(directory.path().join("a/b")).expect("the directory is ours to write");
@@ -28,7 +28,7 @@ fn directory(dotenv: &str) -> tempfile::TempDir {
     directory
 }
 
-/// Started in a directory, where the user's state is kept as well.
+/// Returns a command that runs in a directory, which also has the user's state.
 fn started_in(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = bare(arguments);
     command.current_dir(directory).env("XDG_STATE_HOME", directory.join("state"));
@@ -51,7 +51,7 @@ async fn dotenv_of_the_current_directory_names_the_database() {
     assert_eq!(ended.stdout, "none none\n", "the other variables there are not for the command");
     assert!(is_taken(&db, "inner").await, "it is found inside the command, too");
 
-    // Of its two variables, the one that is for sqlock alone.
+    // Of the two variables, sqlock's own takes precedence.
     let other = empty().await;
     let lines = format!("DATABASE_URL={}\nSQLOCK_DATABASE_URL=\"{}\"\n", db.url, other.url);
     fs::write(directory.path().join(".env"), lines).expect("a file");
@@ -106,7 +106,7 @@ async fn first_source_naming_a_database_wins() {
             assert_eq!(is_taken(db, name).await, std::ptr::eq(db, place), "{name}");
         }
     }
-    // An empty one is a mistake, not an absent one.
+    // An empty variable is a mistake; it does not count as absent.
     for variable in ["SQLOCK_DATABASE_URL", "DATABASE_URL"] {
         let ended = acquire("nowhere", &[], &[(variable, "")]).await.expect(78);
         assert!(ended.stderr.contains(&format!("{variable} is empty")), "{}", ended.stderr);
@@ -250,18 +250,17 @@ async fn printed_schema_creates_the_tables() {
     let printed = run(&db, &["schema", "--db", DATABASE.scheme()]).await.expect(0);
     assert_eq!(printed.stderr, "");
     assert_eq!(run(&db, &["schema"]).await.expect(0).stdout, printed.stdout, "of the database that is configured");
-    // Nothing was made by printing it.
+    // Printing the schema created nothing.
     run(&db, &["--no-migrate", "acquire", "job"]).await.expect(78);
 
-    // As a whole, as one pastes it.
+    // The whole text at once, as a user pastes it.
     let pool = db.of_the_command().pool_of(1).await;
     sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&pool).await.expect("SQL");
     let ended = run(&db, &["--no-migrate", "run", "job", "--", "sh", "-c", "echo $SQLOCK_TOKEN"]).await.expect(0);
     assert_eq!(ended.stderr, "");
     let acquired = run(&db, &["--no-migrate", "acquire", "job"]).await.expect(0);
     let token = serde_json::from_str::<Value>(&acquired.stdout).expect("JSON")["token"].to_string();
-    // And they are the same as those that migrate makes: it finds nothing to change, and nothing is
-    // lost.
+    // The tables are those of `migrate`: it finds nothing to change, and nothing is lost.
     run(&db, &["migrate"]).await.expect(0);
     run(&db, &["--no-migrate", "release", "job", "--token", &token]).await.expect(0);
     let recorded = "SELECT max(version) FROM _sqlock_migrations";
@@ -315,8 +314,8 @@ async fn migrate_refuses_tables_of_a_later_generation() {
 #[tokio::test]
 async fn user_without_create_right_needs_existing_tables() {
     if DATABASE == Database::Sqlite {
-        // There are no rights in SQLite but those of the file system. A file that cannot be made is
-        // its counterpart.
+        // SQLite has only the rights of the file system. A file that cannot be created is the
+        // counterpart.
         let directory = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(directory.path().join("app.db-sqlock")).expect("the directory is ours to write");
         let url = format!("sqlite://{}/app.db", directory.path().display());
@@ -326,7 +325,7 @@ async fn user_without_create_right_needs_existing_tables() {
     }
     let user = Restricted::on(empty().await).await;
     if DATABASE.is_mysql() {
-        // A user without any right to a database does not see it there.
+        // On these servers, a user without any right to a database does not see it.
         user.grant("SELECT").await;
     }
     let as_user = |arguments: &[&str]| {
@@ -360,7 +359,7 @@ async fn user_without_create_right_needs_existing_tables() {
 #[tokio::test]
 async fn serializable_default_isolation_changes_nothing() {
     let Some(server) = DATABASE.server() else {
-        // There is one level only. What can be different is the journal that a file was left with.
+        // SQLite has only one level. The journal mode of the file can differ.
         let db = empty().await;
         beside(&db).await;
         let pool = db.of_the_command().pool_of(1).await;
@@ -384,7 +383,7 @@ async fn serializable_default_isolation_changes_nothing() {
     works_for_four_at_once(&db).await;
 }
 
-/// In a database without tables, or with them.
+/// Runs in a database with or without tables.
 async fn works_for_four_at_once(db: &Fresh) {
     let mut clients = JoinSet::new();
     for client in 0..4 {
@@ -446,7 +445,7 @@ async fn sqlite_leases_live_in_a_sidecar_file() {
     assert!(Path::new(&format!("{file}-sqlock")).exists());
     assert!(is_taken(&db, "job").await);
 
-    // By another path, and by a link, it is the same file; and one that does not exist is not made.
+    // Another path or a link leads to the same file; a missing file is not created.
     let directory = Path::new(file).parent().expect("a directory");
     std::os::unix::fs::symlink(file, directory.join("link.db")).expect("a link");
     for name in ["test.db", "./test.db", "link.db", "test.db-sqlock"] {
@@ -531,7 +530,7 @@ async fn password_never_appears_in_output() {
     let port = ClosedPort::reserve();
     let closed = port.number();
     let mut urls: Vec<String> = Vec::new();
-    // Unknown, misspelt or missing schemes are read before it is known which database is meant.
+    // Unknown, misspelt or missing schemes are read before the kind of database is known.
     for bad in ["oracle://u:s3cret@127.0.0.1/x", "postgre://u:s3cret@127.0.0.1/x", "u:s3cret@127.0.0.1", "s3cret"] {
         urls.push(bad.into());
     }
@@ -565,7 +564,7 @@ async fn password_never_appears_in_output() {
         &[&short, "ls"],
         &[&assigned, "ls", "--frobnicate"],
         &["ls", "-D", &url, "-D", &url],
-        // In the wrong place, as it happens to people.
+        // In the wrong place, as a user's mistake.
         &[&misspelt, "ls"],
         &[&url, "ls"],
         &["ls", "job", &url],
@@ -595,7 +594,7 @@ async fn password_never_appears_in_output() {
     }
     let mut running = JoinSet::new();
     for mut command in attempts {
-        // What would not be shown otherwise may be shown then.
+        // These variables may reveal more output.
         command.env("RUST_BACKTRACE", "1").env("RUST_LOG", "trace");
         running.spawn(async move {
             let shown = format!("{:?}", command.as_std());

@@ -197,7 +197,7 @@ async fn waiter_reports_its_position_when_it_changes() {
     lease.release().await.expect("ours to the end");
     let ended = first.end().await.expect(0);
     third.end().await.expect(0);
-    // For the first one nothing has changed; it says so once, and then once in a minute.
+    // Nothing has changed for the first waiter; it prints its note once, and then once a minute.
     let times = ended.stderr.matches("waiting for").count() as u64;
     assert!(times <= 1 + start.elapsed().as_secs() / 60, "{}", ended.stderr);
 }
@@ -302,7 +302,7 @@ fn object(ended: &Ended) -> Value {
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 
-/// The token of a new part of the name.
+/// Acquires a new part of the name, and returns the token.
 async fn part(db: &Fresh, options: &[&str]) -> FencingToken {
     let printed = object(&run(db, &[&["acquire", "-n", "job"], options].concat()).await.expect(0));
     FencingToken::new(printed["token"].as_i64().expect("a number")).expect("a token")
@@ -318,7 +318,7 @@ async fn share_is_renewed_and_released_by_its_token() {
         assert_eq!(tokens(&locks, "job").await, [first, second]);
         run(&db, &["acquire", "-n", "job"]).await.expect(75);
 
-        // Of the second, for the first is what a look at the name shows.
+        // The token of the second holder, because an inspection of the name shows the first.
         let before = locks.holders("job").await.expect("holders");
         let renewed = run(&db, &["renew", "job", "--token", &second.to_string(), "--ttl", "1h"]).await.expect(0);
         assert_eq!(object(&renewed)["token"], second.get());
@@ -386,7 +386,7 @@ async fn waited_acquire_prints_the_end_of_its_lease() {
         let held = locks.inspect("job").await.expect("inspect").expect("held");
         assert!(held.remaining > Duration::from_secs(3000), "{:?}", held.remaining);
         let printed_end = chrono::DateTime::parse_from_rfc3339(printed["expires_at"].as_str().expect("a text"));
-        // What is printed is cut off to milliseconds, and the clock of the database is read a
+        // The printed time is truncated to milliseconds, and the clock of the database is read a
         // second time.
         let apart = printed_end.expect("RFC 3339").timestamp_millis() - held.expires_at.timestamp_millis();
         assert!(apart.abs() <= 1, "{apart} ms apart");

@@ -14,7 +14,7 @@ use crate::support::{Database, Fresh, empty, fresh};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// The command as a user types it, without a choice of the file.
+/// Runs the command as a user types it, without a choice of the file.
 async fn command(db: &Fresh, arguments: &[&str]) -> Ended {
     end(bare(&[&["-D", &db.url], arguments].concat())).await
 }
@@ -97,14 +97,14 @@ async fn sidecar_and_same_file_choose_the_place() {
     command(&db, &["--same-file", "run", "-n", "job", "--", "true"]).await.expect(75);
     command(&db, &["--same-file", "--sidecar", "ls"]).await.expect(64);
 
-    // Chosen at first use, the file has the tables from then on.
+    // A file that is chosen at first use has the tables from then on.
     let new = empty().await;
     assert_eq!(command(&new, &["--same-file", "acquire", "job"]).await.expect(0).stderr, "");
     assert!(new.locks().await.lease("job").try_acquire().await.expect("try").is_none());
     command(&new, &["acquire", "-n", "job"]).await.expect(75);
 }
 
-/// A database on a server has no file mode; the command is only accepted there.
+/// A database on a server has no file mode; there, the test only checks that the command succeeds.
 #[tokio::test]
 async fn sidecar_has_the_mode_of_its_database() {
     for mode in [0o600, 0o660, 0o644] {

@@ -87,7 +87,7 @@ async fn renew_does_not_shorten_a_running_lease() {
     let after = held(&locks, "job").await.expect("held");
     // Its heartbeat moves the end, too.
     assert!(after.expires_at >= before.expires_at && after.holds == 1, "{before:?}, {after:?}");
-    // It continues as before.
+    // The holder continues as before.
     holder.signal(rustix::process::Signal::TERM);
     holder.end().await.expect(143);
     assert_eq!(held(&locks, "job").await, None);
@@ -169,7 +169,7 @@ async fn acquire_inside_run_of_same_name_reenters() {
     let ended = end(command).await.expect(0);
     let printed: Vec<Value> = ended.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let [job, other] = printed.as_slice() else { panic!("{}", ended.stdout) };
-    // It was acquired to outlast the step that did it, and here also the run around it.
+    // The lease was acquired to outlast the step that acquired it, and here also the run around it.
     let locks = beside(&db).await;
     let info = held(&locks, "job").await.expect("still held");
     assert_eq!((info.token.get(), info.holds), (job["token"].as_i64().expect("a number"), 1));

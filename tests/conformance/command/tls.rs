@@ -13,7 +13,7 @@ use crate::support::command::{path, run};
 use crate::support::server::{Kind, NOBODY, Options, Server};
 use crate::support::{Fresh, empty};
 
-/// A certificate for 127.0.0.1 that vouches for itself, and its key, where a server can read them.
+/// Creates a self-signed certificate for 127.0.0.1 and its key, where a server can read them.
 fn certificate(directory: &Path, name: &str) -> (String, String) {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
     let (cert, key) = (path(directory, &format!("{name}.crt")), path(directory, &format!("{name}.key")));
@@ -26,7 +26,7 @@ fn certificate(directory: &Path, name: &str) -> (String, String) {
     (cert, key)
 }
 
-/// The URL with a demand for a certificate that this one vouches for.
+/// Returns the URL with the requirement of a certificate that `ca` has signed.
 fn verified(kind: Kind, url: &str, ca: &str) -> String {
     let mark = if url.contains('?') { '&' } else { '?' };
     match kind {

@@ -38,7 +38,7 @@ async fn compressed_answers_are_stored_and_replayed() {
             assert!(again.is_replay(), "{path}");
             assert_eq!(again.header("content-encoding"), Some("gzip"), "{path}");
             assert!(again.header("vary").is_some(), "{path}");
-            // A leased layer stores what the layers inside have made of the answer.
+            // A leased layer stores the answer as changed by the layers inside.
             let plain = server.send("POST", &path, &headers[..2], "500").await;
             assert!(plain.is_replay(), "{path}");
             assert_eq!(plain.header("content-encoding").is_none(), path != "/inside/layered/large", "{path}");

@@ -22,7 +22,7 @@ async fn draft_key_is_a_string_item() {
     for lines in [&["\"a\", \"b\""][..], &["\"a"], &["(\"a\")\"b\""], &["\"a\"", "\"a\""]] {
         post_lines(&server, lines).await.is(400, "key-malformed");
     }
-    // More than the draft asks for: the same without quotes.
+    // An addition to the draft: the same key without quotes.
     assert!(post_lines(&server, &["8e03978e"]).await.is_replay());
 }
 

@@ -64,7 +64,7 @@ async fn continued_attempt_has_the_request_of_the_first() {
     let first = attempt(app.payments.attempt(&alice("a"), &request().with_request("one")).await).await;
     assert_eq!(first.request(), Some(&b"one"[..]));
     drop(first);
-    // It does not count for the fingerprint.
+    // The stored request does not count for the fingerprint.
     let other = app.other().await.wait(SOON);
     let (key, changed) = (alice("a"), request().with_request("two"));
     let second = attempt(soon("the takeover", other.attempt(&key, &changed)).await).await;
@@ -133,7 +133,7 @@ async fn request_over_the_limit_is_refused_unclaimed() {
     assert_eq!(state(&app, "a").await, Some(("started", 1)));
 }
 
-/// No encryption worth the name: it shows only whether bytes, key and context came back.
+/// A stand-in for encryption, which only shows whether bytes, key and context came back.
 fn sealed(payments: &Idempotency, key: u8) -> Idempotency {
     static NONCE: AtomicU8 = AtomicU8::new(0);
     // Never zero, so that no text stays as it is.
@@ -235,16 +235,16 @@ async fn result_that_cannot_be_opened_runs_nothing() {
         is_sealed(by.attempt(&alice("a"), &request()).await);
         let answer = by.run_leased(&alice("a"), &request(), never).await;
         assert!(matches!(answer, Err(AppError::Lock(Error::Sealed { .. }))), "{answer:?}");
-        // Nor can what is resumed be done without its request.
+        // A resumed request cannot be done without its stored request.
         assert_eq!(by.resume(never).await.expect("resume").failed, 1);
         assert_eq!(state(&app, "b").await.map(|(state, _)| state), Some("unknown"));
-        // Another request under the key is one all the same.
+        // Another request under the key is still a mismatch.
         assert_eq!(app.charge_by(&by, &alice("a"), &another()).await, Outcome::Mismatch);
     }
     assert_eq!(app.effects().await, 1);
     assert_eq!(app.charge_by(&payments, &alice("a"), &request()).await, Outcome::Replay(1));
 
-    // What was stored under another key cannot be opened there.
+    // Content stored under another key cannot be opened.
     assert_eq!(app.charge_by(&payments, &alice("c"), &request()).await, Outcome::New(2));
     let theirs: Vec<u8> = sqlx::query_scalar("SELECT result FROM sqlock_idem WHERE request_key = 'a'")
         .fetch_one(&app.books.pool)
@@ -281,7 +281,7 @@ async fn plain_results_still_replay_with_a_seal() {
     let payments = sealed(&app.payments, 7);
     assert_eq!(app.charge_by(&payments, &alice("before"), &request()).await, Outcome::Replay(1));
     assert_eq!(app.charge_by(&payments, &alice("resolved"), &request()).await, Outcome::Replay(2));
-    // An application's own is sealed.
+    // An application's own resolution is sealed.
     let token = app.unknown(&alice("sealed")).await;
     let done = Resolution::done(&3).expect("JSON").by("ann");
     assert!(payments.resolve(&alice("sealed"), token, done).await.expect("resolve"));

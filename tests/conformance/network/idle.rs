@@ -5,7 +5,7 @@
 
 use super::*;
 
-/// Holdings that a client takes over a connection that is dead already must stay its own.
+/// Checks that a client keeps holdings that it acquired over a dead connection.
 async fn assert_stays_held(
     acquire: impl AsyncFnOnce(&Locks) -> sqlock::Result<Lease>,
     is_taken: impl AsyncFnOnce(&Locks) -> sqlock::Result<bool>,
@@ -14,8 +14,7 @@ async fn assert_stays_held(
     let (locks, rival) = (network.locks().await, network.rival().await);
     network.kill_idle();
     let held = soon("the lease", acquire(&locks)).await.expect("acquire");
-    // Whatever the client cleans up after the acquisition goes out before this release, on the same
-    // connection.
+    // The client's statements after the acquisition precede this release on the same connection.
     locks.lease("other").acquire().await.expect("acquire").release().await.expect("release");
     assert!(is_taken(&rival).await.expect("try"), "a second holder was let in");
     held.release().await.expect("held to the end");
@@ -94,15 +93,15 @@ async fn lease_granted_before_repeated_request_ends_on_time() {
     if let Some(cut) = cut {
         soon("the cut", cut.happened()).await;
         holder.release().await.expect("release");
-        // A grant that its waiter does not confirm lasts 3 s. By so much would a count from the
-        // second request be off; after its end the waiter has to ask anew, which is right as well.
+        // A grant that its waiter does not confirm lasts 3 s. A count from the second request would
+        // be wrong by that much; after its end the waiter has to ask anew, which is also correct.
         sleep(Duration::from_millis(1_500)).await;
         // The connection with the notifications has died as well, so the waiter must poll.
         network.kill_idle();
         network.mend().await;
         let lease = soon("the lease", waiting).await.expect("no panic").expect("acquire");
-        // From here on the client reaches nobody: the database's clock alone decides when the name
-        // is free.
+        // From here on the client reaches no server: the database's clock alone decides when the
+        // name is free.
         network.strike(Fault::Frozen).await;
         let taking = async {
             loop {
@@ -116,7 +115,7 @@ async fn lease_granted_before_repeated_request_ends_on_time() {
         assert!(!lease.is_held(), "held by two");
         next.release().await.expect("release");
     } else {
-        // Nothing can be lost on the way to SQLite.
+        // No reply of SQLite can be lost.
         holder.release().await.expect("release");
         soon("the lease", waiting).await.expect("no panic").expect("acquire").release().await.expect("release");
     }
@@ -158,9 +157,9 @@ async fn panic_in_client_task_costs_no_lease() {
     let panicked = Arc::new(AtomicBool::new(false));
     {
         let _subscriber = tracing::subscriber::set_default(PanicsOnce(Arc::clone(&panicked)));
-        // That a request is sent again is an event. A test on another thread, which has no
-        // subscriber, may just have met it for the first time, and `tracing` remembers that nobody
-        // is interested: it has to ask again.
+        // A repeated request is an event. A test on another thread, without a subscriber, may have
+        // logged it first, and `tracing` caches that no subscriber is interested: the cache must be
+        // rebuilt.
         let panic = async {
             while !panicked.load(Ordering::SeqCst) {
                 tracing::callsite::rebuild_interest_cache();

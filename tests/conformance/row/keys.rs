@@ -77,7 +77,7 @@ async fn assert_keys_lock<K: Key<Sql>>(books: &Books, keys: [K; 4]) {
     tx.rollback().await.expect("rollback");
 }
 
-/// Asserts which rows another session could lock, by their places. SQLite has no locks on rows.
+/// Asserts which rows another session could lock, by their index. SQLite has no row locks.
 async fn assert_free(books: &Books, expected: &[i64]) {
     if DATABASE == Database::Sqlite {
         return assert!(!Rival::on(books).await.gets_the_file().await);

@@ -1,6 +1,6 @@
-//! The books after the storm: unknown outcomes are resolved by the ledger of the provider, attempts
-//! that have died are resumed, and then the charges of the provider, the application's ledger, the
-//! records and the answers of the clients are compared, order by order.
+//! The books after the storm: unknown outcomes are resolved by the ledger of the provider, dead
+//! attempts are resumed, and then the charges of the provider, the application's ledger, the
+//! records and the answers to the clients are compared, order by order.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -20,14 +20,14 @@ use crate::{Database, Place};
 pub(super) const LEDGER: &str = "CREATE TABLE storm_ledger (mode VARCHAR(20) NOT NULL, order_name VARCHAR(80) NOT NULL,
                                                             receipt VARCHAR(40) NOT NULL)";
 
-/// After so many rounds every record must have ended. An attempt that has died takes two: it is
-/// resumed, and if that leaves its outcome unknown, it is resolved in the next round.
+/// The number of rounds after which every record must have ended. A dead attempt takes two: it is
+/// resumed, and if its outcome stays unknown, it is resolved in the next round.
 const ROUNDS: usize = 10;
 
-/// Within this time an order that is sent once more must be answered.
+/// The time within which an order that is sent again must be answered.
 const ANSWERED: Duration = Duration::from_secs(60);
 
-/// About so many of the orders that are done are sent once more.
+/// The approximate number of completed orders that are sent again.
 const SAMPLE: usize = 500;
 
 #[derive(Default)]
@@ -36,16 +36,16 @@ pub(super) struct Books {
     refused: usize,
     failed: usize,
     stuck: usize,
-    /// How often unknown outcomes were resolved, and attempts resumed.
+    /// The number of rounds of resolutions and resumptions.
     rounds: usize,
     /// The unknown outcomes that were resolved: to done, and to failed.
     resolved: (usize, usize),
     charges: usize,
     booked: usize,
     doubles: usize,
-    /// The receipts of the orders that are done.
+    /// The receipts of completed orders.
     receipts: BTreeMap<Order, String>,
-    /// The orders that no client saw done.
+    /// The completed orders of which no client received the result.
     unheard: Vec<Order>,
     pub(super) violations: Vec<String>,
 }
@@ -73,7 +73,7 @@ pub(super) async fn settle(place: &Place, provider: &Provider, clients: &Clients
     while !records.unfinished(1).await.expect("list").is_empty() && books.rounds < ROUNDS {
         books.rounds += 1;
         books.resolve_unknown(place, &shop, &provider.charges().await).await;
-        // The leases of processes that were killed expire first.
+        // The leases of killed processes expire first.
         sleep(TTL).await;
         shop.resume(ResumePolicy::new()).await.expect("resume");
     }
@@ -102,7 +102,8 @@ fn grouped(charges: impl IntoIterator<Item = (Order, String)>) -> HashMap<Order,
 }
 
 impl Books {
-    /// As an operator does with `sqlock idem ls` and `sqlock idem resolve`.
+    /// Resolves unknown outcomes, as an operator does with `sqlock idem ls` and `sqlock idem
+    /// resolve`.
     async fn resolve_unknown(&mut self, place: &Place, shop: &Shop, charges: &[Charge]) {
         let receipts: HashMap<&str, &str> =
             charges.iter().map(|charge| (charge.order.as_str(), charge.receipt.as_str())).collect();
@@ -149,7 +150,7 @@ impl Books {
         for (order, heard) in heard {
             let receipts = |books: &HashMap<Order, Vec<String>>| books.get(&order).cloned().unwrap_or_default();
             let booked = receipts(booked);
-            // In a transaction, the ledger of the application is the only one.
+            // An order in a transaction has only the ledger of the application.
             let charged = if order.mode == Mode::Lease { receipts(charged) } else { booked.clone() };
             let doubles = booked.len().max(charged.len()).saturating_sub(1);
             self.doubles += doubles;
@@ -186,8 +187,8 @@ impl Books {
         }
     }
 
-    /// Sends the orders that no client saw done once more, and some others: each must be answered
-    /// with its receipt, as a replay.
+    /// Sends again the orders whose result no client received, and some others: each must be
+    /// answered with its receipt, as a replay.
     pub(super) async fn compare_answers(&mut self, clients: &Clients, port: u16) {
         let step = (self.receipts.len() / SAMPLE).max(1);
         let sample: Vec<Order> = self.unheard.drain(..).chain(self.receipts.keys().step_by(step).cloned()).collect();
@@ -195,7 +196,7 @@ impl Books {
         for order in sample {
             let answer = loop {
                 match clients.ask(port, &order).await {
-                    // The server starts, or the database is busy.
+                    // The server is starting, or the database is busy.
                     Err(_) if Instant::now() < until => sleep(Duration::from_millis(50)).await,
                     Ok(answer) if answer.status == 503 && Instant::now() < until => {
                         sleep(Duration::from_millis(50)).await
@@ -214,7 +215,7 @@ impl Books {
 }
 
 impl Database {
-    /// The application's ledger.
+    /// Reads the application's ledger.
     async fn ledger(&self) -> Vec<(Order, String)> {
         const ROWS: &str = "SELECT mode, order_name, receipt FROM storm_ledger";
         let rows: Result<Vec<(String, String, String)>, _> = match self {

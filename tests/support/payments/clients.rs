@@ -18,7 +18,7 @@ use crate::random;
 /// The pause between two new orders: 50 a second.
 const EVERY: Duration = Duration::from_millis(20);
 
-/// The most orders that are sent at the same time. More would only wait.
+/// The most orders sent at the same time. More orders would only wait.
 const AT_ONCE: usize = 1000;
 
 /// The longest wait for one answer.
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// The number of answers with an unknown outcome after which a client gives up.
 const UNKNOWN: usize = 3;
 
-/// The number of equal parts of the time whose requests are counted.
+/// The number of equal parts of the time in which requests are counted.
 const PARTS: usize = 5;
 
 /// The answers to the clients of an order.
@@ -47,10 +47,10 @@ pub(super) struct Clients {
     time: Duration,
     heard: Mutex<BTreeMap<Order, Heard>>,
     requests: [AtomicU64; PARTS],
-    /// After the end of the storm.
+    /// Requests after the end of the storm.
     late_requests: AtomicU64,
     replays: AtomicU64,
-    /// The number of answers by status. 0: there was none.
+    /// The number of answers by status. 0: no answer.
     answers: Mutex<BTreeMap<u16, u64>>,
 }
 
@@ -68,7 +68,7 @@ impl Clients {
         }
     }
 
-    /// Sends new orders during the storm. Ends when no client sends any more.
+    /// Sends new orders during the storm. Ends when no client sends any longer.
     pub(super) async fn send_orders(self: Arc<Self>) {
         let (mut ticks, mut sent) = (interval(EVERY), JoinSet::new());
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -92,7 +92,7 @@ impl Clients {
         sent.join_all().await;
     }
 
-    /// Two or three clients at the same time, and one or two later.
+    /// Sends an order from two or three clients at the same time, and from one or two later.
     async fn send(self: &Arc<Self>, order: &Order) {
         let mut together = JoinSet::new();
         for _ in 0..2 + random(2) {
@@ -151,12 +151,12 @@ impl Clients {
         *self.answers.lock().expect("no panic").entry(status).or_default() += 1;
     }
 
-    /// All orders that were sent, with the answers to their clients.
+    /// Returns all orders that were sent, with the answers to their clients.
     pub(super) fn heard(&self) -> BTreeMap<Order, Heard> {
         self.heard.lock().expect("no panic").clone()
     }
 
-    /// The statuses that neither a handler nor a fault explains.
+    /// Returns the statuses that neither a handler nor a fault explains.
     pub(super) fn unexpected_answers(&self) -> Vec<u16> {
         let is_expected = |status: u16| matches!(status, 0 | 201 | 402 | 408 | 409 | 429 | 500..);
         self.answers.lock().expect("no panic").keys().copied().filter(|status| !is_expected(*status)).collect()
@@ -168,14 +168,14 @@ impl Clients {
         format!("{keys} keys, {requests} requests, {} replays", self.replays.load(Ordering::Relaxed))
     }
 
-    /// The requests per second in the parts of the time.
+    /// Formats the requests per second in the parts of the time.
     pub(super) fn rates(&self) -> String {
         let length = self.time.as_secs_f64() / PARTS as f64;
         let rates = self.requests.iter().map(|count| count.load(Ordering::Relaxed) as f64 / length);
         rates.map(|rate| format!("{rate:.0}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// The number of answers by status.
+    /// Formats the number of answers by status.
     pub(super) fn answers(&self) -> String {
         format!("{:?}", self.answers.lock().expect("no panic"))
     }

@@ -33,7 +33,7 @@ async fn exchange(port: u16, request: &str) -> io::Result<Answer> {
 }
 
 impl Answer {
-    /// `None`: the answer is not complete.
+    /// Parses an answer. `None`: the answer is incomplete.
     fn parse(answer: &str) -> Option<Self> {
         let (head, body) = answer.split_once("\r\n\r\n")?;
         let mut lines = head.lines();

@@ -13,7 +13,7 @@ pub(super) enum Mode {
 impl Mode {
     pub(super) const BOTH: [Self; 2] = [Self::Transaction, Self::Lease];
 
-    /// The namespace of its keys, and its name in the ledger.
+    /// Returns the namespace of its keys, which is also its name in the ledger.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Transaction => "transaction",
@@ -48,9 +48,10 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Of a hundred orders under a lease, two are refused, two are charged without a confirmation,
-    /// and one is not charged. The outcomes of the last three stay unknown until the end of the
-    /// storm, so there are few: every server lists them again and again.
+    /// Returns the order with this number. Of a hundred orders under a lease, two are refused, two
+    /// are charged without a confirmation, and one is not charged. The outcomes of the last three
+    /// stay unknown until the end of the storm, so there are few: every server lists them
+    /// repeatedly.
     pub(super) fn numbered(number: usize) -> Self {
         let (mode, fate) = match number % 200 {
             1 | 101 => (Mode::Lease, "refused"),

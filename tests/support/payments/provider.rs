@@ -1,5 +1,5 @@
-//! The payment provider: a process with a ledger of its own. It charges once for each of its keys,
-//! and does not always confirm the charge.
+//! The payment provider: a process with its own ledger. It charges once for each key, and does not
+//! always confirm the charge.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ pub(super) struct Charge {
     pub(super) receipt: String,
 }
 
-/// The provider as the storm knows it.
+/// The storm's handle to the provider.
 pub(super) struct Provider {
     pub(super) port: u16,
     _process: Process,
@@ -49,7 +49,8 @@ impl Provider {
         Self { port: process.read_line().parse().expect("the port"), _process: process }
     }
 
-    /// Ends its faults: it refuses the orders that it always refuses, and charges all others.
+    /// Ends the faults of the provider: from now on it refuses the orders that it always refuses,
+    /// and charges all others.
     pub(super) async fn calm(&self) {
         http::post(self.port, "/calm", "-", "").await.expect("the provider is not disturbed");
     }
@@ -72,7 +73,7 @@ pub(super) async fn ask(port: u16, key: &str, order: &str) -> Result<String, Sta
 
 #[derive(Clone, Default)]
 struct Ledger {
-    /// By the key of the provider.
+    /// The charges by the provider's key.
     charges: Arc<Mutex<HashMap<String, Charge>>>,
     is_calm: Arc<AtomicBool>,
 }
@@ -95,7 +96,7 @@ impl Ledger {
         self.charges.lock().expect("no panic").values().cloned().collect()
     }
 
-    /// Charges, unless it has done so with this key. Returns the receipt.
+    /// Charges unless this key has a charge already. Returns the receipt.
     fn charge(&self, key: &str, order: &str) -> String {
         let new = || Charge { order: order.to_owned(), receipt: uuid::Uuid::new_v4().simple().to_string() };
         self.charges.lock().expect("no panic").entry(key.to_owned()).or_insert_with(new).receipt.clone()

@@ -31,16 +31,16 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(700);
 /// The principal of all keys.
 pub(super) const CUSTOMER: &str = "alice";
 
-/// After so many attempts an outcome stays unknown, for an operator.
+/// The number of attempts after which an outcome stays unknown, for an operator.
 const ATTEMPTS: u32 = 3;
 
-/// The answer to a charge whose outcome an operator has found out, in the form in which answers
-/// are stored.
+/// Returns the answer to a charge whose outcome an operator has found out, in the stored form.
 pub(super) fn stored_answer(receipt: &str) -> serde_json::Value {
     serde_json::json!({"status": StatusCode::CREATED.as_u16(), "headers": [], "body": {"text": receipt}})
 }
 
-/// `INSERT` of a charge into the application's ledger, which does not prevent a second one.
+/// Returns the `INSERT` of a charge into the application's ledger, which does not prevent a second
+/// charge.
 pub(super) fn entry(mode: Mode, order: &str, receipt: &str) -> String {
     format!("INSERT INTO storm_ledger (mode, order_name, receipt) VALUES ('{}', '{order}', '{receipt}')", mode.name())
 }
@@ -85,18 +85,18 @@ impl Shop {
     fn layer(&self, mode: Mode, policy: ResumePolicy) -> IdempotencyLayer {
         // On SQLite, writers wait for each other.
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(10));
-        // Some requests wait for another one with their key, some are answered at once.
+        // Some requests wait for another request with their key, others are answered at once.
         let wait = Duration::from_secs(random(2) as u64);
         let records = self.records(mode).wait(wait).retry(patiently).resume_policy(policy);
         IdempotencyLayer::new(records, |_: &Parts| Some(CUSTOMER.to_owned())).required()
     }
 
-    /// Continues attempts that have died, and those whose outcome is unknown.
+    /// Continues dead attempts, and attempts with an unknown outcome.
     pub(super) async fn resume(&self, policy: ResumePolicy) -> sqlock::Result<Resumed> {
         self.layer(Mode::Lease, policy).resume(async |attempt: &Attempt| self.charge(attempt).await).await
     }
 
-    /// Charges at the provider, and writes that into the ledger: each once.
+    /// Charges at the provider and writes the charge into the ledger, each once.
     async fn charge(&self, attempt: &Attempt) -> Result<(StatusCode, String), PaymentError> {
         let order = attempt.key();
         let ask = async || {
@@ -162,10 +162,10 @@ pub(crate) async fn serve(url: &str, port: u16, provider: u16, is_full: bool) {
     }
 }
 
-/// A pool whose connections add no page to the file: SQLite refuses as it does on a full disk.
+/// Creates a pool whose connections add no page to the file: SQLite fails as on a full disk.
 fn on_full_disk(url: &str) -> AnyPool {
     let file: SqliteConnectOptions = url.parse().expect("a URL");
-    // The least that SQLite takes is the present number.
+    // The lowest limit that SQLite accepts is the current number of pages.
     let file = file.busy_timeout(Duration::from_secs(30)).pragma("max_page_count", "1");
     AnyPool::Sqlite(SqlitePoolOptions::new().max_connections(8).connect_lazy_with(file))
 }

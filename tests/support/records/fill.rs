@@ -1,4 +1,4 @@
-//! Records that the database makes itself, by millions.
+//! Millions of records that the database generates itself.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,8 +19,8 @@ const HOUR: i64 = 3_600_000_000;
 struct Dialect {
     /// A table `n` with the numbers `i` from one to another.
     numbers: fn(usize, usize) -> String,
-    /// The 64 digits of an id, from a number and the distance of two ids. They rise with the number,
-    /// so that the index is filled in its order.
+    /// Makes the 64 digits of an id from a number and the distance of two ids. Ids rise with the
+    /// number, so that the index is filled in order.
     id: fn(u64) -> String,
     fingerprint: &'static str,
     result: &'static str,
@@ -131,7 +131,7 @@ impl Database {
         .await;
     }
 
-    /// The id of a finished record.
+    /// Reads the id of a finished record.
     pub(super) async fn id_of_a_record(&self) -> String {
         const ID: &str = "SELECT id FROM sqlock_idem WHERE state = 'done' ORDER BY id LIMIT 1";
         let id = match self {

@@ -1,5 +1,5 @@
-//! The plans of the statements on records: the texts of `src/backend/records`, with values in the
-//! places of their parameters.
+//! The plans of the statements on records: the texts of `src/backend/records`, with values instead
+//! of parameters.
 
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
 
@@ -34,7 +34,7 @@ fn orphaned(steps: &str) -> String {
     )
 }
 
-/// The statements with a search. An INSERT has none: its primary key decides.
+/// Returns the statements with a search. An INSERT has none, because its primary key decides.
 pub(super) fn statements(database: &Database, id: &str) -> Vec<Statement> {
     let (now, hint, lock) = match database {
         Database::Postgres(_) => {
@@ -124,7 +124,7 @@ impl Database {
                 rows.iter().map(|row| line(row.get(0))).collect()
             }
             Self::MySql(pool) => {
-                // Not the server's default: MySQL 9 draws a tree.
+                // The format is explicit, because MySQL 9 draws a tree by default.
                 let explain = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")));
                 let rows = explain.fetch_all(pool).await.expect("a plan");
                 rows.iter().map(plan_line_of_mysql).collect()
@@ -138,7 +138,7 @@ impl Database {
     }
 }
 
-/// The columns that matter, which are text in this protocol.
+/// Reads the relevant columns, which are text in this protocol.
 fn plan_line_of_mysql(row: &sqlx::mysql::MySqlRow) -> PlanLine {
     let column = |name: &str| row.try_get_unchecked::<Option<String>, _>(name).ok().flatten().unwrap_or_default();
     let [table, access, key, rows, extra] = ["table", "type", "key", "rows", "Extra"].map(column);

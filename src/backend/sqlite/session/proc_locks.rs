@@ -24,7 +24,7 @@ pub(super) fn holders(path: &Path) -> io::Result<Vec<SessionHolder>> {
 }
 
 /// Parses a line. `None`: the lock is on another file, or a process waits for it. The device is not
-/// compared: some file systems show another one to programs.
+/// compared, because some file systems show another device to programs.
 fn holder(line: &str, inode: u64) -> Option<SessionHolder> {
     let mut words = line.split_ascii_whitespace().skip(1);
     if words.next()? != "FLOCK" {

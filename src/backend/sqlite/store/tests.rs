@@ -20,7 +20,7 @@ use crate::token::FencingToken;
 const TTL: Duration = Duration::from_secs(30);
 const CLIENT: ClientId = ClientId::from_u128(1);
 
-/// Two connections to a file that is deleted in the end.
+/// Opens two connections to a temporary file.
 async fn two_connections() -> (TempDir, SqliteConnection, SqliteConnection) {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("store.db");
@@ -126,7 +126,7 @@ async fn failed_text_leaves_no_transaction() {
 async fn dropped_request_leaves_no_transaction() {
     let (_directory, mut conn, mut other) = two_connections().await;
     for round in 0..400_u64 {
-        // At once after it was sent, and at any moment later.
+        // The drop comes directly after the request was sent, or at any later moment.
         let soon = Duration::from_micros(round % 40 * 25);
         let name = format!("name {round}");
         let first = claim(&name, 1, Mode::Exclusive);
@@ -152,8 +152,8 @@ async fn dropped_request_leaves_no_transaction() {
         };
         for request in &requests {
             let _ = timeout(soon, execute(&mut conn, request)).await;
-            // The connection carries out what was sent before. Then no transaction is open, here or
-            // there.
+            // The connection carries out the earlier statements. After them, no transaction is open
+            // on either connection.
             conn.ping().await.expect("the connection");
             assert!(can_write(&mut other).await, "round {round}: {request:?}");
         }

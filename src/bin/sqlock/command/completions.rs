@@ -84,14 +84,15 @@ fn render_section(parent: &str, command: &Command, page: &mut Vec<u8>) -> std::i
     Ok(())
 }
 
-/// Adds the text after the options as it is: it has examples and tables.
+/// Adds the text after the options unchanged, because it has examples and tables.
 fn render_notes(command: &Command, page: &mut Vec<u8>) {
     let Some(notes) = command.get_after_long_help().or_else(|| command.get_after_help()) else {
         return;
     };
     page.extend(b".SH NOTES\n.nf\n");
     for line in notes.to_string().lines() {
-        // A line that begins with a point would be a request, and \- is the sign on a command line.
+        // A line that begins with a point would be a roff request, and \- is the minus sign of a
+        // command line.
         let line = line.replace('\\', "\\e").replace('-', "\\-");
         page.extend(format!("\\&{line}\n").into_bytes());
     }

@@ -96,8 +96,8 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     Ok(if reports.iter().all(Report::is_ok) { 0 } else { FAILED })
 }
 
-/// Checks the database with the leases, and the application's own file if that is another one and
-/// has tables of sqlock.
+/// Checks the database with the leases, and the application's own file if it is a different file
+/// with tables of sqlock.
 async fn examine_url(url: &Url, global: &Global, missing_tables: MissingTables) -> Result<Vec<Report>, Failure> {
     let mut reports = Vec::new();
     let mut pools = pool::open_for_checks(url, global).await?.into_iter();

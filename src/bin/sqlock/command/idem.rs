@@ -299,7 +299,7 @@ async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
         return Err(refusal(&key_args, token, "release", now.as_ref()));
     }
     stderr::print_note(&format!("{} is new again", quote(&key_args.key)));
-    // The key is released, also when the lease cannot be read.
+    // The key is released even if the lease cannot be read.
     if let Some(record) = record
         && let Ok(Some(held)) = db.locks.inspect(&record.lease).await
     {

@@ -1,4 +1,4 @@
-//! `sqlock ls`: lists the names that are held.
+//! `sqlock ls`: lists the held names.
 
 mod screen;
 mod source;

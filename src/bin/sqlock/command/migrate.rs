@@ -9,8 +9,8 @@ use crate::stderr;
 
 pub async fn run(global: &Global) -> Outcome {
     let db = Database::open(global).await?;
-    // A migration waits half a minute for a server that starts, and cannot say then what failed.
-    // Another operation can, and sooner.
+    // A migration waits half a minute for a starting server, and then cannot name the cause of the
+    // failure. Another operation can name it, and sooner.
     if let Err(error @ Error::Unavailable { .. }) = db.locks.inspect("migrate").await {
         return Err(error.into());
     }

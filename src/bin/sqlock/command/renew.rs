@@ -51,7 +51,7 @@ async fn renew_majority(global: &Global, args: &Arguments) -> Outcome {
     let majority = Majority::open_existing(global).await?;
     let start = Instant::now();
     let extended = majority.quorum.extend(name, *token, args.ttl).await;
-    // As for every holder, one percent less: the clocks of the servers may run faster.
+    // One percent less, as for every holder, because the clocks of the servers may run faster.
     let remaining = (args.ttl - args.ttl / 100).saturating_sub(start.elapsed());
     let expires_at = describe::format_expiry(remaining);
     let owner = if matches!(extended, Ok(true)) { majority.find_owner(name, *token).await } else { None };

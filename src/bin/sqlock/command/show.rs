@@ -45,7 +45,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let db = Database::open_existing(global).await?;
     let holders = db.read(async || db.locks.holders(&args.name).await).await?;
     let line = db.read(async || db.locks.waiters(&args.name).await).await?;
-    // After the release, the note of the latest holder is there for the next one.
+    // After a release, the note of the latest holder is left for the next holder.
     let left = if holders.is_empty() { db.read(async || db.locks.last_note(&args.name).await).await? } else { None };
     let _ = db.locks.shutdown().await;
     if args.json {

@@ -73,8 +73,8 @@ async fn ask(global: &Global, name: &str) -> Outcome {
     Ok(0)
 }
 
-/// Says how many of the asked holders may never learn of it: the answer to a heartbeat carries the
-/// request.
+/// Describes how many of the asked holders may never learn of the request, because the answer to a
+/// heartbeat carries it.
 fn describe_unaware(asked: usize, holders: &[LeaseInfo]) -> String {
     let unaware = holders.iter().filter(|held| held.owner.is_some() && held.heartbeat_age.is_none()).count();
     let unaware = match unaware {

@@ -1,15 +1,16 @@
-//! Clocks: that of a database against its own past, and those of several databases.
+//! The clock of a database compared with its own past, and the clocks of several databases with
+//! each other.
 
 use std::time::Duration;
 
 use super::probe::{Rows, format_brief};
 use super::report::{Check, Report};
 
-/// The difference between two databases from which on they disagree about the end of a lease.
+/// The clock difference above which two databases disagree about the end of a lease.
 const MAX_DIFFERENCE: f64 = 1.0;
 
-/// Adds a warning if holders are ahead of the clock of their database, which was set back then.
-/// Rows: how many, by how many seconds at most, and the longest TTL in seconds.
+/// Adds a warning if holders are ahead of the clock of their database, because it was set back.
+/// Rows: the number of holders, the greatest lead in seconds, and the longest TTL in seconds.
 pub fn check_future(check: Check, leases: &Rows) -> Check {
     let Some([count, seconds, _]) = leases.first().map(|row| &row[..]) else {
         return check;

@@ -15,9 +15,9 @@ use crate::url::Kind;
 pub enum MissingTables {
     /// The first use creates them.
     Created,
-    /// --no-migrate forbids that.
+    /// --no-migrate forbids creating them.
     Forbidden,
-    /// A quorum does not create them: the database may have lost its data.
+    /// A quorum does not create them, because the database may have lost its data.
     NoVote,
 }
 

@@ -31,8 +31,8 @@ pub(super) const CLOCK: &str = "SELECT UNIX_TIMESTAMP(SYSDATE(6))";
 
 pub(super) const TLS: &str = "SHOW SESSION STATUS LIKE 'Ssl_version'";
 
-// How many are ahead of the clock by more than a statement takes, by how many seconds, and the
-// longest TTL.
+// The number of leases ahead of the clock by more than the time of a statement, by how many
+// seconds, and the longest TTL.
 pub(super) const LEASES: &str = "
 SELECT COUNT(*), MAX(a.at - n.us) / 1000000, (SELECT MAX(ttl) / 1000000 FROM sqlock_lease)
   FROM (SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS us) AS n,
@@ -60,7 +60,7 @@ SHOW GLOBAL STATUS WHERE Variable_name IN
      'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_status',
      'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_clients')";
 
-// Empty where the plugin is not there, or the performance schema is off.
+// Empty if the plugin is missing or the performance schema is off.
 // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-replication-group-members-table.html
 pub(super) const MEMBERS: &str = "
 SELECT member_id, member_state, member_role FROM performance_schema.replication_group_members WHERE member_state <> ''";
@@ -110,7 +110,7 @@ async fn run_checks(
     report.database = report.database.replacen("MySQL or MariaDB", name, 1);
     report.add("server", Ok(check_server(name, &server)))?;
     let variables = Variables(query::<MySql>(conn, sql::VARIABLES).await?);
-    // A server of MariaDB has no name of its own.
+    // A MariaDB server has no identity of its own.
     if name == "MySQL" {
         report.add_server(variables.text("server_uuid"));
     }

@@ -35,8 +35,8 @@ pub(super) const CLOCK: &str = "SELECT extract(epoch FROM clock_timestamp())";
 // https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-SSL-VIEW
 pub(super) const TLS: &str = "SELECT coalesce(version, '') FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
 
-// How many are ahead of the clock by more than a statement takes, by how many seconds, and the
-// longest TTL.
+// The number of leases ahead of the clock by more than the time of a statement, by how many
+// seconds, and the longest TTL.
 pub(super) const LEASES: &str = "
 SELECT count(*), max(a.at - now.us) / 1000000.0, (SELECT max(ttl) / 1000000.0 FROM sqlock_lease)
   FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS now,

@@ -1,5 +1,4 @@
-//! Connections and queries, and the checks that are the same for all databases: connection, clock,
-//! version.
+//! Connections and queries, and the checks common to all databases: connection, clock, version.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,8 +24,8 @@ pub const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub const POOLER_ROUNDS: usize = 3;
 
-/// The difference of the clocks from which on people misread the times that sqlock prints. Nothing
-/// else depends on it.
+/// The clock difference above which people misread the times that sqlock prints. Nothing else
+/// depends on this difference.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
 const MAX_CLOCK_SKEW: f64 = 2.0;
 
@@ -130,7 +129,7 @@ fn check_clock(skew: f64, uncertainty: Duration) -> Check {
     )
 }
 
-/// Checks a version: `needed` is the least, major and minor.
+/// Checks a version: `needed` is the least major and minor version.
 pub fn check_version(name: &str, version_text: &str, needed: (u32, u32)) -> Check {
     let check = Check::new("server");
     let mut numbers = version_text.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));

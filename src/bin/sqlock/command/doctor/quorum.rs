@@ -1,4 +1,5 @@
-//! The databases of a quorum together: how many of them vote, and whether they are independent.
+//! Checks the databases of a quorum together: how many of them vote, and whether they are
+//! independent.
 
 use std::time::Duration;
 
@@ -31,12 +32,12 @@ pub fn examine(databases: &mut [Vec<Report>]) -> Report {
     report
 }
 
-/// The age from which on tables vote: before, the database may be the replacement of one that has
+/// The age at which tables begin to vote: until then, the database may have replaced one that has
 /// granted names.
 #[derive(Clone, Copy)]
 struct AgeLimit {
     ttl: Duration,
-    /// Whether there are leases with this TTL. Otherwise it is the default.
+    /// Whether there are leases with this TTL. Otherwise the TTL is the default.
     is_used: bool,
 }
 

@@ -94,8 +94,8 @@ pub const REACHABLE: &str = "reachable";
 /// The check that fails if the connection is lost during the others.
 pub const ANSWERS: &str = "answers";
 
-/// The checks that fail while a database is out of reach, read-only or without tables. It grants
-/// nothing then.
+/// The checks that fail while a database is out of reach, read-only or without tables, and so
+/// grants nothing.
 const OUTAGES: [&str; 4] = [REACHABLE, ANSWERS, "role", "tables"];
 
 /// The record of the migrations of a database.
@@ -123,7 +123,7 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// Whether the database replicates another one.
     pub is_standby: bool,
-    /// How far its clock is ahead of this host's, and the uncertainty of that, in seconds.
+    /// How far its clock is ahead of this host's, and the uncertainty of this lead, in seconds.
     pub skew: Option<(f64, f64)>,
     /// The address of its server, and the name that the server has for itself. Databases with one in
     /// common are on one server.
@@ -167,7 +167,7 @@ impl Report {
         self.count(Status::Fail) == 0
     }
 
-    /// Adds an address or a name of its server. An empty one is unknown.
+    /// Adds an address or a name of its server. Empty: unknown.
     pub fn add_server(&mut self, server: &str) {
         self.servers.extend((!server.is_empty()).then(|| server.to_owned()));
     }
@@ -191,7 +191,7 @@ impl Report {
         }
     }
 
-    /// Accepts that the database is read-only: it stands by for another one, which is writable.
+    /// Accepts that the database is read-only, because it stands by for a writable one.
     pub fn accept_standby(&mut self) {
         for check in &mut self.checks {
             if check.name == "role" && check.status == Status::Fail {

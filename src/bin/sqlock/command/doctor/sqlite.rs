@@ -27,9 +27,8 @@ pub(super) const VERSION: &str = "SELECT sqlite_version()";
 pub(super) const JOURNAL: &str = "PRAGMA journal_mode";
 pub(super) const SYNCHRONOUS: &str = "PRAGMA synchronous";
 
-// Takes the write lock, which fails where the file cannot be written, and releases it without
-// changing a page.
-// https://www.sqlite.org/lang_transaction.html#immediate
+// Takes the write lock, which fails if the file cannot be written, and releases it without changing
+// a page. https://www.sqlite.org/lang_transaction.html#immediate
 pub(super) const LOCK: &str = "BEGIN IMMEDIATE; ROLLBACK";
 
 // The record has whole seconds, rounded down.
@@ -47,8 +46,8 @@ SELECT tbl_name, iif(upper(sql) LIKE '% AFTER %', 'after', 'before'), name FROM 
  WHERE type = 'trigger' AND tbl_name LIKE '%sqlock%'
  ORDER BY 1, 3";
 
-// How many are ahead of the clock by more than a statement takes, by how many seconds, and the
-// longest TTL.
+// The number of leases ahead of the clock by more than the time of a statement, by how many
+// seconds, and the longest TTL.
 pub(super) const LEASES: &str = "
 SELECT CAST(count(*) AS TEXT), CAST(max(a.at - n.us) / 1000000.0 AS TEXT),
        (SELECT CAST(max(ttl) / 1000000.0 AS TEXT) FROM sqlock_lease)

@@ -1,4 +1,5 @@
-//! Whether the connection to the server is encrypted, and the server is who it says.
+//! Checks whether the connection to the server is encrypted, and whether the server is
+//! authenticated.
 
 use super::report::Check;
 

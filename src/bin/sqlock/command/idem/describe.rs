@@ -35,7 +35,7 @@ pub fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h
     held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
 }
 
-/// Formats the expiry. `None`: never, since the request has not ended, or its key is refused.
+/// Formats the expiry. `None`: never, because the request has not ended, or its key is refused.
 fn format_expiry(record: &RecordInfo) -> Option<String> {
     matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
 }

@@ -29,7 +29,7 @@ const LIST_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the ages on the screen advance.
 const DRAW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A request to the database that is under way.
+/// A request to the database in progress.
 type Pending<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
 
 /// Whether keys can be read and a screen can be drawn.
@@ -148,7 +148,7 @@ impl Screen {
     }
 
     fn draw(&self, state: &State, scope: &Scope) -> Result<(), Failure> {
-        // A terminal that does not know its size says 0.
+        // A terminal of unknown size reports 0.
         let size = terminal::size().ok().filter(|(width, height)| *width > 0 && *height > 0);
         let (width, height) = size.unwrap_or((80, 24));
         let lines = view::render(state, scope, (width.into(), height.into()), Instant::now());
@@ -171,7 +171,8 @@ impl Drop for Screen {
 fn write_frame(frame: &mut Vec<u8>, lines: &[Line]) -> io::Result<()> {
     frame.queue(BeginSynchronizedUpdate)?;
     for (row, line) in (0..).zip(lines) {
-        // Before the text: the cursor stays on the last column of a full line.
+        // The line is cleared before the text, because the cursor stays on the last column of a
+        // full line.
         frame.queue(MoveTo(0, row))?.queue(Clear(ClearType::CurrentLine))?;
         let attribute = match line.style {
             Style::Plain => None,

@@ -1,4 +1,4 @@
-//! What `sqlock ls` lists: the holders in one database, or in several that vote.
+//! The holders that `sqlock ls` lists: in one database, or in several that vote.
 
 use serde_json::{Value, json};
 use sqlock::inspect::LeaseInfo;
@@ -14,7 +14,7 @@ use crate::majority::Majority;
 use crate::stderr::escape_line;
 use crate::{describe, duration, stdout};
 
-/// Where the holders are read, and where a holding is ended.
+/// The databases in which holders are read and holdings are ended.
 pub enum Source {
     Database(Database),
     Majority(Majority),
@@ -28,7 +28,7 @@ impl Source {
         })
     }
 
-    /// Returns what the headings of the screen say.
+    /// Returns the headings of the screen.
     pub fn scope(&self) -> Scope {
         match self {
             Self::Database(db) => Scope { location: db.location.clone(), held_as: "MODE" },
@@ -75,14 +75,14 @@ impl Source {
     }
 }
 
-/// The holders at a moment.
+/// The holders at the time of a list.
 pub enum List {
     Database(Vec<LeaseInfo>),
     Majority {
         holders: Vec<Holder>,
-        /// How many databases there are.
+        /// The number of databases.
         count: usize,
-        /// How many of them make a majority.
+        /// The number of databases that make a majority.
         needed: usize,
         /// Why databases are missing in the list: a text for each.
         missing: Vec<String>,
@@ -112,7 +112,7 @@ impl List {
         }
     }
 
-    /// Returns what the screen shows.
+    /// Returns the list for the screen.
     pub fn to_listed(&self) -> Listed {
         let holdings = match self {
             Self::Database(held) => held.iter().map(Holding::from).collect(),
@@ -120,7 +120,7 @@ impl List {
                 let row = |holder: &Holder| Holding {
                     held_as: describe_votes(holder, *count, *needed),
                     token: holder.token(*needed),
-                    // A process that waits for a majority asks again and again, and is in no list.
+                    // A process that waits for a majority asks repeatedly, and is in no list.
                     waiters: None,
                     ..Holding::from(holder.decisive(*needed))
                 };

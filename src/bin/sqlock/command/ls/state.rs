@@ -46,7 +46,7 @@ impl From<&LeaseInfo> for Holding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub holdings: Vec<Holding>,
-    /// Why databases are missing in it.
+    /// Why databases are missing in the list.
     pub missing: Vec<String>,
 }
 
@@ -70,19 +70,19 @@ impl Order {
     }
 }
 
-/// What the keys do.
+/// The meaning of the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     Browse,
-    /// They edit the prefix. Esc brings back the old one.
+    /// The keys edit the prefix. Esc restores the old one.
     Prefix {
         before: String,
     },
-    /// They answer the question whether to unlock this holding.
+    /// The keys answer the question whether to unlock this holding.
     Confirm(Box<Holding>),
 }
 
-/// What the driver does after an event.
+/// The action of the driver after an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     None,
@@ -205,7 +205,7 @@ impl State {
         Action::None
     }
 
-    /// Replaces the rows: those with the prefix, in order.
+    /// Replaces the rows with the holdings that have the prefix, in order.
     fn set_holdings(&mut self, mut holdings: Vec<Holding>) {
         let key = |holding: &Holding| (holding.name.clone(), holding.token);
         let selected = self.holdings.get(self.selected).map(key);

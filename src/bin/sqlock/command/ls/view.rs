@@ -8,7 +8,7 @@ use super::state::{Holding, Input, Order, State};
 use crate::duration;
 use crate::stderr::{escape_line, quote};
 
-/// How a line stands out.
+/// The style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     Plain,
@@ -24,7 +24,7 @@ pub struct Line {
     pub style: Style,
 }
 
-/// What is listed.
+/// The subject of the list.
 pub struct Scope {
     pub location: String,
     /// The heading of [`Holding::held_as`].
@@ -33,14 +33,14 @@ pub struct Scope {
 
 const COLUMNS: usize = 9;
 
-/// The column that a narrow terminal has no room for: the question before an unlock shows the token.
+/// The column that a narrow terminal omits, because the question before an unlock shows the token.
 const TOKEN: usize = 8;
 
-/// The columns that become narrower if that is not enough, and their least width.
+/// The columns that become narrower if omitting the token is not enough, and their least width.
 const FLEXIBLE: [usize; 3] = [0, 1, 7];
 const LEAST_WIDTH: usize = 8;
 
-/// The column that is left out if that is not enough.
+/// The column that is left out if narrower columns are not enough.
 const HELD_AS: usize = 2;
 
 const GAP: usize = 2;
@@ -53,7 +53,7 @@ const KEYS: &str = "q quit   s sort   / prefix   up, down select   u unlock";
 /// The lines around the rows: title, heading, status, keys.
 const FRAME: usize = 4;
 
-/// Renders the screen: as many lines as it has, none longer than it is wide.
+/// Renders the screen: as many lines as its height, none longer than its width.
 pub fn render(state: &State, scope: &Scope, (width, height): (usize, usize), now: Instant) -> Vec<Line> {
     let age = now.saturating_duration_since(state.listed_at);
     let page = height.saturating_sub(FRAME);

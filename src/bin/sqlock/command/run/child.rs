@@ -60,7 +60,7 @@ impl Child {
             .env(OWNER_VARIABLE, lease.owner().to_string())
             .env("SQLOCK_EXPIRES_AT", describe::format_expiry(lease.remaining()))
             .env(ProcessTree::MARKER_VARIABLE, ProcessTree::join_markers(&marker));
-        // An operator finds the sessions of a command that was killed in pg_stat_activity.
+        // With this name, an operator finds the sessions of a killed command in pg_stat_activity.
         if std::env::var_os("PGAPPNAME").is_none() {
             command.env("PGAPPNAME", format!("sqlock:{}", lease.name().as_str()));
         }
@@ -70,7 +70,7 @@ impl Child {
         let schedule = KillSchedule::for_lease(lease, terms);
         let registration = watchdog.registration(&marker, schedule).map_err(|e| Failure::system(e.to_string()))?;
         prepare_exec(&mut command, registration, schedule);
-        // std's child is never waited for: one thread reaps all children, and a PID must not be
+        // Nothing waits for std's child: one thread reaps all children, and a PID must not be
         // reaped twice.
         let pid = match command.spawn() {
             Ok(child) => Pid::from_raw(child.id().cast_signed()),
@@ -138,18 +138,18 @@ impl Child {
 }
 
 /// Makes this process the parent of the command's orphans, so that `reap_children` reaps them. The
-/// init of a container may not.
+/// init of a container may not reap them.
 pub fn adopt_orphans() {
-    // Since Linux 3.4. Elsewhere init is their parent.
+    // Available since Linux 3.4. On other systems init is their parent.
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_child_subreaper(true);
 }
 
 /// Sets what the new process does between fork and exec.
 ///
-/// It registers with the watchdog, since sqlock may be stopped right after the fork. It fails when
-/// the lease has run out, since sqlock may have been stopped before the fork. On Linux it asks the
-/// kernel to kill it when sqlock ends; elsewhere only the watchdog does that.
+/// The new process registers with the watchdog, because sqlock may be stopped right after the fork.
+/// It fails if the lease has run out, because sqlock may have been stopped before the fork. On
+/// Linux it asks the kernel to kill it when sqlock ends; on other systems only the watchdog does.
 fn prepare_exec(command: &mut Command, mut registration: Registration, schedule: KillSchedule) {
     let parent = nix::unistd::getpid();
     let act = move || {
@@ -178,7 +178,7 @@ fn start_failure(program: &OsString, error: &io::Error) -> Failure {
     }
 }
 
-/// Reaps all children, including orphans of the command, and reports what became of them.
+/// Reaps all children, including orphans of the command, and reports their wait statuses.
 fn reap_children(changes: &UnboundedSender<WaitStatus>) {
     loop {
         match waitpid(None, Some(WaitPidFlag::WUNTRACED)) {

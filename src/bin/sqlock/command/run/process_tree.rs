@@ -1,4 +1,4 @@
-//! The processes that must die with the lease: the command and all that it has started.
+//! The processes that must die with the lease: the command and all processes that it has started.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::schedule::{nanos, now};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessTree {
     pub group: Pid,
-    /// A text in the environment of each process, also of one that has left the group.
+    /// A text in the environment of each process, even of a process that has left the group.
     pub marker: String,
 }
 
@@ -26,7 +26,7 @@ impl ProcessTree {
         Owner::random().to_string()
     }
 
-    /// Appends a marker to those of enclosing runs, which must find the processes too.
+    /// Appends a marker to the markers of enclosing runs, which must find the processes too.
     pub fn join_markers(marker: &str) -> String {
         std::env::var(Self::MARKER_VARIABLE).map_or_else(|_| marker.to_owned(), |outer| format!("{outer},{marker}"))
     }
@@ -46,8 +46,8 @@ impl ProcessTree {
         }
     }
 
-    /// Returns whether the group has processes and all of them are zombies. `false` where this
-    /// cannot be known.
+    /// Returns whether the group has processes and all of them are zombies. `false` if this is
+    /// unknown.
     #[cfg(target_os = "linux")]
     pub fn is_defunct(&self) -> bool {
         // A single look can miss a process whose parent ends at the same time.

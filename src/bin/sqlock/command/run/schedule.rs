@@ -7,13 +7,13 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::lease::HeldLease;
 
-/// How the command is stopped before the lease ends.
+/// The rule for stopping the command before the lease ends.
 #[derive(Clone, Copy)]
 pub struct KillTerms {
     /// How long before the deadline the command gets the signal.
     pub kill_after: Duration,
     /// How long before the deadline the command is killed: the kernel of a busy machine needs time
-    /// for it.
+    /// for the kill.
     kill_lead: Duration,
     /// The signal that asks the command to stop.
     pub signal: Signal,
@@ -75,8 +75,8 @@ const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
 pub fn now() -> u64 {
-    // The clock exists wherever it is compiled in. Without it everything is overdue, since nothing
-    // could be promised.
+    // The clock exists wherever it is compiled in. Without a clock, no deadline could be kept, so
+    // everything counts as overdue.
     clock_gettime(CLOCK).map_or(u64::MAX, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 

@@ -77,7 +77,7 @@ const NOTE_AFTER: Duration = Duration::from_secs(2);
 struct Ended {
     code: u8,
     since: Instant,
-    /// When the group is killed: it was signaled, or the command was.
+    /// When the group is killed, after it or the command was signaled.
     kill_at: Option<Instant>,
     next_look: Instant,
     pause: Duration,
@@ -113,9 +113,9 @@ impl Ended {
 
 /// A running command, its lease and its watchdog.
 struct Supervisor {
-    /// Release the lease when the command has ended, whatever its group does.
+    /// Whether to release the lease when the command has ended, whatever its group does.
     no_wait: bool,
-    /// End the command when the release is asked for.
+    /// Whether to end the command when the release is requested.
     ends_on_request: bool,
     terms: KillTerms,
     /// The end of `--max-hold`.
@@ -123,8 +123,8 @@ struct Supervisor {
     terminal: Terminal,
     watchdog: Watchdog,
     child: Child,
-    /// How often the watchdog is sent the deadline: often enough that it never acts on the deadline
-    /// before a renewal.
+    /// How often the watchdog receives the deadline: often enough that it never acts on the
+    /// deadline before a renewal.
     period: Duration,
 }
 
@@ -132,7 +132,7 @@ struct Supervisor {
 pub struct Completion {
     /// The exit code of the command, or the code for a lease that was not obtained.
     pub code: u8,
-    /// Why the command was stopped, if it was.
+    /// Why the command was stopped, if at all.
     pub stopped: Option<String>,
 }
 
@@ -156,7 +156,7 @@ impl Supervisor {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost: Option<LossCause> = None;
         let mut is_warned = false;
-        // Set when the command has ended. Its children still work under the lease.
+        // Set when the command has ended. Its children may still work under the lease.
         let mut ended: Option<Ended> = None;
         let mut is_reaping = true;
         let mut is_terminating = false;
@@ -164,7 +164,7 @@ impl Supervisor {
         let code = loop {
             tokio::select! {
                 event = self.child.next_event(), if is_reaping => match event {
-                    // The command ends once: now no child is left to be reaped.
+                    // The command ends only once: this event means that no child is left to reap.
                     ChildEvent::Exited(_) | ChildEvent::Killed(_) if ended.is_some() => is_reaping = false,
                     ChildEvent::Exited(code) if self.no_wait && !is_terminating => break code,
                     ChildEvent::Exited(code) => ended = Some(self.wait_for_group(code, is_terminating)),
@@ -173,7 +173,7 @@ impl Supervisor {
                     }
                     ChildEvent::Stopped(signal) => self.follow_stop(signal, lease),
                     ChildEvent::OtherExited(pid) if pid == self.watchdog.pid() => self.restart_watchdog(lease)?,
-                    // An orphan of the command: it may have been the last of the group.
+                    // An orphan of the command ended, which may have been the last of the group.
                     ChildEvent::OtherExited(_) => {
                         if let Some(ended) = &mut ended {
                             ended.look_soon();
@@ -210,8 +210,8 @@ impl Supervisor {
                     let schedule = KillSchedule::for_lease(lease, &self.terms);
                     self.watchdog.update(self.child.process_tree(), &schedule);
                     if schedule.is_kill_due() {
-                                                // The watchdog has killed it already, unless the
-                                                // watchdog was stopped.
+                                                // The watchdog has already killed the command,
+                                                // unless the watchdog was stopped.
                         self.child.kill();
                     }
                     if schedule.is_signal_due() && lease.is_held() && !is_warned {
@@ -245,16 +245,16 @@ impl Supervisor {
         })
     }
 
-    /// Waits for the process group from now on, and bounds that if the group was signaled.
+    /// Waits for the process group from now on, with a limit if the group was signaled.
     fn wait_for_group(&self, code: u8, is_terminating: bool) -> Ended {
-        // Ctrl-C must reach sqlock: nothing in the background reads the terminal.
+        // Ctrl-C must reach sqlock, because no background process reads the terminal.
         self.terminal.reclaim(self.child.group());
         let now = Instant::now();
         let kill_at = is_terminating.then(|| now + self.terms.kill_after);
         Ended { code, since: now, kill_at, next_look: now, pause: SHORT_PAUSE, is_noted: false }
     }
 
-    /// Returns whether `--max-hold` is what stops the command.
+    /// Returns whether `--max-hold` stops the command.
     fn is_near_max_hold(&self) -> bool {
         self.max_hold_end.is_some_and(|end| Instant::now() + self.terms.signal_lead() >= end)
     }
@@ -282,8 +282,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Sends a signal that should end the command, and bounds the time that its process group has
-    /// when the command has ended.
+    /// Sends a signal that should end the command, and limits the time of its process group after
+    /// the end of the command.
     fn terminate(&self, signal: Signal, lease: &HeldLease, ended: &mut Option<Ended>) {
         if let Some(ended) = ended {
             ended.kill_at.get_or_insert(Instant::now() + self.terms.kill_after);

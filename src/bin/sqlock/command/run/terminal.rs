@@ -1,4 +1,4 @@
-//! The terminal, shared with the command as a shell shares it with its jobs.
+//! The terminal, which sqlock and the command share like a shell and its jobs.
 //!
 //! The command has a process group of its own, in the background of the terminal. When it reads
 //! from the terminal, the kernel stops it, and sqlock puts it into the foreground. Ctrl-C reaches

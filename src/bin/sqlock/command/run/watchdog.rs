@@ -1,9 +1,9 @@
 //! The watchdog: a process beside sqlock that kills the command before the lease ends.
 //!
 //! sqlock may be stopped (`kill -STOP`), killed, or blocked by a database; the watchdog only waits
-//! for a clock. sqlock sends it the new deadline after each renewal, over a socket. Near the
-//! deadline the watchdog stops the command. When the socket closes without a shutdown message,
-//! sqlock has died, and the watchdog kills the command at once.
+//! for a clock. sqlock sends the new deadline to the watchdog after each renewal, over a socket.
+//! Near the deadline the watchdog stops the command. When the socket closes without a shutdown
+//! message, sqlock has died, and the watchdog kills the command at once.
 //!
 //! The clock and the timer are CLOCK_BOOTTIME, which counts suspend.
 
@@ -33,7 +33,7 @@ pub struct Watchdog {
     socket: UnixStream,
 }
 
-/// What the watchdog has done to the command.
+/// The watchdog's last action on the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intervention {
     Signaled,
@@ -49,13 +49,13 @@ impl Watchdog {
         let (socket, watchdog_socket) = UnixStream::pair()?;
         // A write to a watchdog that was stopped must not block.
         socket.set_nonblocking(true)?;
-        // On Linux this path works also after an update has replaced the program.
+        // On Linux this path works even after an update has replaced the program.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
         let watchdog = Command::new(program)
             .arg0(format!("lease-guard of {}", getpid()))
             .arg(ARGUMENT)
-            // Without the marker of an enclosing run, which would kill the watchdog before the
-            // command.
+            // The environment has no marker of an enclosing run, which would kill the watchdog
+            // before the command.
             .env_clear()
             // Signals of the terminal and signals to sqlock's group do not reach the watchdog.
             .process_group(0)
@@ -89,7 +89,7 @@ impl Watchdog {
         }
     }
 
-    /// Shuts the watchdog down, and returns what it has done.
+    /// Shuts down the watchdog, and returns its last action.
     pub fn stop(mut self) -> Option<Intervention> {
         let _ = self.socket.write_all(&[Instructions::SHUTDOWN; Instructions::BYTES]);
         let _ = self.socket.shutdown(Shutdown::Write);

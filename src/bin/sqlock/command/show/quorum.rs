@@ -34,7 +34,7 @@ pub async fn run(global: &Global, name: &str, as_json: bool) -> Outcome {
     Ok(0)
 }
 
-/// A database, and the holders of the name there. `None`: it has not answered.
+/// A database, and the holders of the name there. `None`: the database has not answered.
 type Listed = (String, Option<Vec<LeaseInfo>>);
 
 /// A name on all databases.
@@ -43,7 +43,7 @@ struct Overview {
     databases: Vec<Listed>,
     /// The holder on the most databases comes first.
     holders: Vec<Holder>,
-    /// How many databases make a majority.
+    /// The number of databases that make a majority.
     needed: usize,
 }
 
@@ -164,12 +164,12 @@ mod tests {
 
     #[test]
     fn silent_database_leaves_a_minority_undecided() {
-        // Of three databases.
+        // Three databases.
         assert_eq!(State::decide(0, 1, 2), State::Free);
         assert_eq!(State::decide(2, 1, 2), State::Held);
         assert_eq!(State::decide(1, 1, 2), State::Unknown);
         assert_eq!(State::decide(1, 0, 2), State::Split);
-        // Of five.
+        // Five databases.
         assert_eq!(State::decide(1, 1, 3), State::Split);
         assert_eq!(State::decide(1, 2, 3), State::Unknown);
     }

@@ -40,10 +40,9 @@ SELECT version, success, HEX(checksum), TIMESTAMPDIFF(MICROSECOND, installed_on,
   FROM _sqlock_migrations
  ORDER BY version";
 
-// EXPLAIN needs the rights of the statement and does not run it. SHOW GRANTS has roles and
-// wildcards to resolve; a statement that is rolled back fails for other reasons too, on a read-only
-// server for instance.
-// https://dev.mysql.com/doc/refman/8.4/en/explain.html
+// EXPLAIN needs the rights of the statement and does not run it. SHOW GRANTS returns roles and
+// wildcards, which would have to be resolved; a statement that is rolled back also fails for other
+// reasons, for instance on a read-only server. https://dev.mysql.com/doc/refman/8.4/en/explain.html
 pub(super) const RIGHTS: [(&str, &str); 4] = [
     ("SELECT", "EXPLAIN SELECT * FROM {table} WHERE FALSE"),
     ("INSERT", "EXPLAIN INSERT INTO {table} ({column}) VALUES ('')"),

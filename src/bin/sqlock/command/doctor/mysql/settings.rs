@@ -10,7 +10,7 @@ pub fn check_settings(variables: &Variables) -> Check {
             "Set binlog_format to ROW or MIXED: the server refuses to log sqlock's transactions as statements.";
         check = check.fail("binlog_format is STATEMENT", advice);
     }
-    // A variable of MariaDB, in seconds with decimals. The one of MySQL limits SELECT only.
+    // A variable of MariaDB, in seconds with decimals. The MySQL variable limits SELECT only.
     let limit: f64 = variables.text("max_statement_time").parse().unwrap_or(0.0);
     if limit > 0.0 && limit < SHORTEST_LIMIT.as_secs_f64() {
         let advice = "Set it to 0 or to 1 at least: a renewal that a busy server answers late is cancelled, and the lease may be lost.";

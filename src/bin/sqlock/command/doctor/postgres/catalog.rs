@@ -115,13 +115,13 @@ pub async fn query_hooks(conn: &mut PgConnection, expected: &[Table]) -> Result<
     query::<Postgres>(conn, with_table_names(sql::HOOKS, expected)).await
 }
 
-/// Queries tables that others of the same name hide: name, schema.
+/// Queries tables that are hidden by others of the same name: name, schema.
 pub async fn query_namesakes(conn: &mut PgConnection, expected: &[Table]) -> Result<Rows, Error> {
     query::<Postgres>(conn, with_table_names(sql::NAMESAKES, expected)).await
 }
 
-/// Checks that all tables are in one schema, and the only ones of their names: users with another
-/// search_path would share some of the tables.
+/// Checks that all tables are in one schema and have no namesakes: users with another search_path
+/// would share only some of the tables.
 pub fn check_schemas(table_rows: &Rows, namesakes: &Rows, mut check: Check) -> Check {
     let mut schemas: Vec<&str> = table_rows.iter().map(|row| &*row[1]).collect();
     schemas.sort_unstable();

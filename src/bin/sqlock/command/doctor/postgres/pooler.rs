@@ -34,7 +34,7 @@ pub async fn check_pooler(
              the pooler for both.",
         ));
     }
-    // The checks so far have taken less time.
+    // The earlier checks have taken less time than this limit.
     let check = match age > (TIMEOUT * 3).as_secs_f64() {
         true => check.warn(
             "a session pooler: the session is older than the connection",
@@ -54,8 +54,8 @@ pub async fn check_pooler(
     })
 }
 
-/// Returns whether this connection keeps its session while another one is in a transaction: a
-/// pooler would give it another one.
+/// Returns whether this connection keeps its session while another connection is in a transaction:
+/// a pooler would give it another session.
 async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pid: &str) -> Result<bool, Error> {
     let mut other = options.connect().await?;
     let mut is_direct = true;

@@ -42,7 +42,7 @@ mod linux {
     }
 }
 
-/// Polls the clock, since there is no such timer.
+/// Polls the clock, because there is no timer that counts suspend.
 #[cfg(not(target_os = "linux"))]
 mod portable {
     use std::io;

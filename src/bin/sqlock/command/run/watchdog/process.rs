@@ -18,7 +18,7 @@ pub fn run_if_requested() -> Option<ExitCode> {
     // Only KILL and STOP reach the watchdog.
     let _ = SigSet::all().thread_block();
     let _ = fcntl(io::stdin(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
-    // A name other than sqlock's, so that one `pkill` does not hit both.
+    // The name differs from sqlock's, so that one `pkill` does not hit both.
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_name(c"lease-guard");
     WatchdogProcess::default().run();
@@ -32,7 +32,7 @@ struct WatchdogProcess {
     stage: Stage,
 }
 
-/// How far the watchdog has stopped the command.
+/// The stage of stopping the command.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
@@ -41,7 +41,7 @@ enum Stage {
     Killed,
 }
 
-/// What arrived on the socket.
+/// The result of reading the socket.
 enum Received {
     Shutdown,
     /// sqlock has died.
@@ -69,7 +69,7 @@ impl WatchdogProcess {
         }
     }
 
-    /// Signals or kills the command if that is due. Returns when to look again.
+    /// Signals or kills the command if due. Returns when to check again.
     fn act_if_due(&mut self) -> Option<u64> {
         let Instructions { process_tree, schedule } =
             self.instructions.as_ref().filter(|_| self.stage != Stage::Killed)?;
@@ -104,7 +104,7 @@ impl WatchdogProcess {
             for message in self.received.drain(..whole).collect::<Vec<_>>().chunks_exact(Instructions::BYTES) {
                 match Instructions::from_bytes(message) {
                     None => return Received::Shutdown,
-                    // A late renewal does not save a command that has got the signal.
+                    // A late renewal does not save a command that has received the signal.
                     Some(_) if self.stage != Stage::Running => {}
                     Some(instructions) => self.instructions = Some(instructions),
                 }
@@ -113,7 +113,7 @@ impl WatchdogProcess {
     }
 }
 
-/// Reports to sqlock what the watchdog has done.
+/// Reports the watchdog's action to sqlock.
 fn report(intervention: u8) {
     let _ = nix::unistd::write(io::stdin(), &[intervention]);
 }
