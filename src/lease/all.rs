@@ -22,6 +22,7 @@ use super::request::{LeaseRequest, TRY_TIMEOUT};
 use super::run::{unless_lost, while_held};
 use super::semaphore::Semaphore;
 use crate::backend::Database;
+use crate::client::Client;
 use crate::engine::{Patience, Refusal};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
@@ -68,6 +69,11 @@ pub struct LeaseAllRequest {
     parts: Vec<Part>,
 }
 
+const OTHER_CLIENT: Error = Error::Unsupported {
+    what: "a semaphore of another client",
+    reason: "all names are acquired in one database: make the semaphore from the same Locks",
+};
+
 /// A part of a request.
 #[derive(Clone, Debug)]
 enum Part {
@@ -77,11 +83,14 @@ enum Part {
 
 impl Part {
     /// Returns the name and its requested mode.
-    fn into_entry(self) -> Result<(LockName, Mode)> {
+    fn into_entry(self, client: &Arc<Client>) -> Result<(LockName, Mode)> {
         let (name, mode) = match self {
             Self::Lease(name, mode) => (name, mode),
             Self::Permits(semaphore, count) => {
                 let request = semaphore.request(count)?;
+                if !Arc::ptr_eq(request.client(), client) {
+                    return Err(OTHER_CLIENT);
+                }
                 (request.name().to_owned(), request.mode())
             }
         };
@@ -137,8 +146,9 @@ impl LeaseAllRequest {
     /// [`Error::Timeout`], with the name that was not free, when the limit of [`wait`](Self::wait)
     /// was reached. [`Error::Names`] when no name was given, or more than 64 different ones;
     /// [`Error::Conversion`] when a name is requested in two modes. [`Error::Permits`] when a
-    /// semaphore has fewer permits. [`Error::Lost`] when a lease ended during the wait for another.
-    /// Otherwise the errors of [`LeaseRequest::acquire`].
+    /// semaphore has fewer permits, [`Error::Unsupported`] when it is one of another client.
+    /// [`Error::Lost`] when a lease ended during the wait for another. Otherwise the errors of
+    /// [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
     ///
@@ -207,7 +217,7 @@ impl LeaseAllRequest {
         let Self { request, parts } = self;
         let client = Arc::clone(request.client());
         request.lease_options().check(&client.settings)?;
-        let modes = modes_by_name(parts)?;
+        let modes = modes_by_name(parts, &client)?;
         let hold_time = request.lease_options().hold_time();
         let mut request = request.with_one_owner();
         // The hold time begins when all names are held.
@@ -241,10 +251,10 @@ impl LeaseAllRequest {
 }
 
 /// Returns the names in order of their bytes, each with its mode.
-fn modes_by_name(parts: Vec<Part>) -> Result<BTreeMap<LockName, Mode>> {
+fn modes_by_name(parts: Vec<Part>, client: &Arc<Client>) -> Result<BTreeMap<LockName, Mode>> {
     let mut modes = BTreeMap::new();
     for part in parts {
-        let (name, mode) = part.into_entry()?;
+        let (name, mode) = part.into_entry(client)?;
         if modes.get(&name).is_some_and(|other| *other != mode) {
             return Err(Error::Conversion { name, reason: "the request names it twice, to be held in two ways" });
         }

@@ -201,6 +201,9 @@ async fn name_requested_in_two_ways_is_refused() {
     }
     let refused = locks.lease_all(["b"]).permits(&two, 3).acquire().await;
     assert!(matches!(refused, Err(Error::Permits { asked: 3, permits: 2, .. })), "{refused:?}");
+    let elsewhere = db.locks().await.semaphore("b", 2);
+    let refused = locks.lease_all(["a"]).permits(&elsewhere, 1).acquire().await;
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     let repeated = taken(locks.lease_all(["b", "b"]).permits(&two, 1).permits(&two, 1)).await;
     assert_eq!(repeated.tokens().len(), 2);
     repeated.release().await.expect("release");
