@@ -217,8 +217,8 @@ impl Holding {
         }
     }
 
-    /// Puts off the next statement about the holding, longer each time, but several come before its
-    /// deadline.
+    /// Puts off the next statement about the holding, longer each time. Without a heartbeat that keeps
+    /// the holding, several statements come before its deadline.
     pub(super) fn put_off(&mut self, now: Moment) {
         let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
         self.again_at = now + if self.is_kept { self.pause } else { self.pause.min(soon) };

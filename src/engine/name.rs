@@ -36,7 +36,8 @@ pub(super) const LONG_SILENCE: Duration = Duration::from_secs(1);
 pub(super) struct Needs {
     /// The shortest TTL that the heartbeat keeps. `None`: no heartbeat is needed.
     pub(super) ttl: Option<Duration>,
-    /// The name has a holding, a waiter, a statement in flight or a first withdrawal.
+    /// The name has a holding, a waiter, a statement in flight, or a withdrawal that is more
+    /// than a repetition.
     pub(super) attention: bool,
     /// An entry waits for a grant, perhaps by another client.
     pub(super) grant: bool,

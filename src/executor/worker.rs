@@ -308,8 +308,8 @@ impl Worker {
         answered(within, &mut self.suspicion, task.send(&mut *connection.session)).await
     }
 
-    /// Lets the idle connections of the same queue be closed if this connection was silent: the
-    /// next attempt would wait as long for another silent connection.
+    /// Makes the other connections of the queue suspect if this connection was silent: the next
+    /// attempt would wait as long for another silent connection.
     fn suspect_others(&self, failure: &Failure) {
         if matches!(failure, Failure::NoAnswer { .. }) {
             self.suspect(&self.queue, ANSWER_WITHIN);

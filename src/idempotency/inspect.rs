@@ -238,8 +238,8 @@ pub(super) fn time_of_micros(micros: i64) -> chrono::DateTime<chrono::Utc> {
     chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
 
-/// Writes the object that the command prints with `--json`, and `lease`. `expires_at` is null for a
-/// record that has not ended, or is expired.
+/// Writes the fields under their names, and times as RFC 3339. `expires_at` is null for a record that
+/// has not ended, or is expired.
 impl Serialize for RecordInfo {
     fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
         #[derive(Serialize)]

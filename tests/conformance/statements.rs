@@ -138,7 +138,6 @@ async fn idempotent_effect_costs_two_more_statements() {
         .expect("a table");
     pool.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await.expect("a row");
     let locks = meter.locks().await;
-    // Because there is no other holder to name.
     let payments = Idempotency::new(&locks);
     let effect = async |tx: &mut Transaction<'_, Sql>| {
         sqlx::query("UPDATE counter SET value = value + 1 WHERE id = 1").execute(&mut **tx).await?;

@@ -118,7 +118,8 @@ fn start_stander(url: &str, record: &Path) -> Process {
 }
 
 impl Process {
-    /// Adds the counts of the process at its end.
+    /// Waits for the end of the process and adds its counts. Returns `false` if it did not end or
+    /// could not be read.
     async fn end(mut self, said: &mut BTreeMap<String, u64>) -> bool {
         let patience = Instant::now() + Duration::from_secs(60);
         while !matches!(self.child.try_wait(), Ok(Some(_))) {
