@@ -9,6 +9,10 @@ use std::path::Path;
 
 use crate::backend::SessionHolder;
 
+/// How often the list is read. Linux returns it in pieces of 4096 bytes, and a read misses a lock
+/// that moves forward in the list between two pieces, because other locks end.
+const READS: usize = 4;
+
 /// Returns the processes that have locked a file.
 pub(super) fn holders(path: &Path) -> io::Result<Vec<SessionHolder>> {
     let inode = match std::fs::metadata(path) {
@@ -16,10 +20,16 @@ pub(super) fn holders(path: &Path) -> io::Result<Vec<SessionHolder>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let locks = std::fs::read_to_string("/proc/locks")?;
-    let mut holders: Vec<_> = locks.lines().filter_map(|line| holder(line, inode)).collect();
-    // A process has as many locks as it has clients that share the name.
-    holders.dedup();
+    let mut holders: Vec<SessionHolder> = Vec::new();
+    for _ in 0..READS {
+        let locks = std::fs::read_to_string("/proc/locks")?;
+        for holder in locks.lines().filter_map(|line| holder(line, inode)) {
+            // A process has as many locks as it has clients that share the name.
+            if !holders.contains(&holder) {
+                holders.push(holder);
+            }
+        }
+    }
     Ok(holders)
 }
 
