@@ -48,7 +48,9 @@ impl Engine {
             (Ok(Response::Acquired(Ok(token))), Step::Acquire(id), Request::Acquire(claim)) => {
                 self.granted(now, &name, id, granting(token, claim.ttl));
             }
-            (Ok(Response::Acquired(Err(holder))), Step::Acquire(id), _) => self.refused(now, &name, id, holder),
+            (Ok(Response::Acquired(Err(holder))), Step::Acquire(id), _) => {
+                self.refused(now, &name, id, sent_at, holder)
+            }
             (Ok(Response::Joined(Joined::Done(token))), Step::Join(id), Request::Join(claim)) => {
                 if self.joined_as_exported(now, &name, id, token) {
                     if let Some(waiter) = self.names.get_mut(&name).and_then(|state| state.waiter(id)) {

@@ -7,7 +7,7 @@ use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
 use super::name::Name;
-use super::waiter::WaiterState;
+use super::waiter::{Waiter, WaiterState};
 use super::{Engine, Granting, RAISE_AFTER, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -88,8 +88,7 @@ impl Engine {
             return;
         };
         let is_taken = |mode| mode == Mode::Exclusive || alone;
-        let refused: Vec<WaiterId> =
-            state.foremost().filter(|w| w.tries() && is_taken(w.claim.mode)).map(|w| w.id).collect();
+        let refused: Vec<WaiterId> = state.tries().filter(|w| is_taken(w.claim.mode)).map(|w| w.id).collect();
         for waiter in refused {
             self.leave(now, waiter, Some(Refusal::Held));
         }
@@ -159,8 +158,11 @@ impl Engine {
     }
 
     /// Handles the store's refusal of a plain acquire.
-    pub(super) fn refused(&mut self, now: Moment, name: &LockName, id: LeaseId, holder: HolderNow) {
-        let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
+    pub(super) fn refused(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment, holder: HolderNow) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(waiter) = state.waiter(id) else {
             return;
         };
         waiter.state = WaiterState::Refused;
@@ -170,8 +172,17 @@ impl Engine {
             }
             // One of the holders that share the name may be of the same owner.
             HolderNow::Valid { owner, .. } if waiter.tries() && !(waiter.reenters && owner.is_none()) => {
-                let waiter = waiter.id;
-                self.leave(now, waiter, Some(Refusal::Held));
+                let (first, mode) = (waiter.id, waiter.claim.mode);
+                // The answer refuses every try that came before the request was sent, too.
+                let is_refused = |other: &&Waiter| {
+                    let is_like = other.claim.mode == mode || other.claim.mode == Mode::Exclusive;
+                    is_like && !other.reenters && other.state == WaiterState::New && other.since <= sent_at
+                };
+                let others = state.tries().filter(is_refused).map(|other| other.id);
+                let refused: Vec<WaiterId> = std::iter::once(first).chain(others).collect();
+                for waiter in refused {
+                    self.leave(now, waiter, Some(Refusal::Held));
+                }
             }
             HolderNow::Valid { .. } if waiter.report_wait() => {
                 let waiter = waiter.id;

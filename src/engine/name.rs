@@ -129,6 +129,12 @@ impl Name {
         self.waiters.iter_mut().take(reach)
     }
 
+    /// Returns the waiters that only try. They come first, except for owners that may share the name.
+    pub(super) fn tries(&self) -> impl Iterator<Item = &Waiter> {
+        let leading = self.waiters.iter().take_while(|waiter| waiter.tries()).count();
+        self.waiters.iter().take(leading.max(self.reach())).filter(|waiter| waiter.tries())
+    }
+
     pub(super) fn reach(&self) -> usize {
         if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES }
     }

@@ -10,6 +10,7 @@ use chrono::TimeDelta;
 use sqlock::database::AccessError;
 use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
 use sqlx::{Executor, QueryBuilder};
+use tokio::task::JoinSet;
 
 use crate::support::blocked::block_past;
 use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
@@ -239,6 +240,22 @@ async fn max_hold_frees_name_before_longer_ttl() {
     let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
     drop(lease);
     next.release().await.expect("release");
+}
+
+// ---- tries
+
+#[tokio::test]
+async fn concurrent_tries_are_answered_at_once() {
+    const TRIES: usize = 200;
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let _held = take(&theirs, "held").await;
+    for (name, grants) in [("free", 1), ("held", 0)] {
+        let tries: JoinSet<_> = (0..TRIES).map(|_| ours.lease(name).ttl(LONG).try_acquire()).collect();
+        let answers = soon("the answers", tries.join_all()).await;
+        let granted: Vec<Lease> = answers.into_iter().filter_map(|answer| answer.expect("an answer")).collect();
+        assert_eq!(granted.len(), grants, "{name}");
+    }
 }
 
 // ---- hold_at_least
