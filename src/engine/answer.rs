@@ -276,6 +276,7 @@ impl Engine {
     /// Handles a request that was not answered.
     pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
         self.mark_lingering(now, name, &body);
+        let closes = self.is_closing();
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -291,6 +292,10 @@ impl Engine {
                 let Some(state) = self.names.get_mut(name) else {
                     return;
                 };
+                if closes {
+                    // The remaining acquisitions end with their expiry.
+                    state.withdrawals.clear();
+                }
                 if let Some(withdrawal) = state.withdrawals.iter_mut().find(|withdrawal| withdrawal.id == id) {
                     withdrawal.put_off(now, Duration::from_secs(1));
                 }
@@ -320,7 +325,7 @@ impl Engine {
                 }
             }
             (Step::Enqueue | Step::Poll | Step::Read { given_up: None } | Step::Transition { given_up: None }, _) => {
-                state.read_at = state.is_rechecked.then(|| now + BEAT);
+                state.read_at = (state.is_rechecked && !closes).then(|| now + BEAT);
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
             (Step::Read { given_up } | Step::Transition { given_up }, _) => {

@@ -30,6 +30,7 @@ impl Engine {
         released: Released,
         granting: impl Fn(FencingToken, Duration) -> Granting,
     ) {
+        let gives_up = self.gives_up(now);
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -69,7 +70,7 @@ impl Engine {
                 holding.release_by_transition(next.is_none());
                 state.is_wanted = true;
             }
-            Released::Locked if self.closing_since.is_some_and(|since| since + CLOSES_WITHIN <= now) => {
+            Released::Locked if gives_up => {
                 let failure = Failure::locked(name);
                 self.conclude(now, name, Some(id), Verdict::Failed(failure));
             }
@@ -152,6 +153,7 @@ impl Engine {
 
     pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {
         self.refuse_timed_out(now, name, Some(id));
+        let (closes, gives_up) = (self.is_closing(), self.gives_up(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -161,15 +163,27 @@ impl Engine {
         let withdrawal = &mut state.withdrawals[i];
         // An entry that joins late delays other waiters until it is withdrawn again.
         withdrawal.put_off(now, GRANT);
-        if let Withdrawn::Gone { awaited } = withdrawn {
-            if withdrawal.until.is_none_or(|until| until <= now) {
+        match withdrawn {
+            Withdrawn::Gone { awaited } => {
+                // A client that closes repeats nothing.
+                if closes || withdrawal.until.is_none_or(|until| until <= now) {
+                    state.withdrawals.remove(i);
+                }
+                state.ended_at = Some(now);
+                if awaited {
+                    state.read_at = Some(now);
+                }
+            }
+            Withdrawn::Locked if gives_up => {
                 state.withdrawals.remove(i);
             }
-            state.ended_at = Some(now);
-            if awaited {
-                state.read_at = Some(now);
-            }
+            Withdrawn::Locked => {}
         }
+    }
+
+    /// Whether the client closes and no longer repeats statements that meet a row lock.
+    pub(super) fn gives_up(&self, now: Moment) -> bool {
+        self.closing_since.is_some_and(|since| since + CLOSES_WITHIN <= now)
     }
 
     pub(super) fn read(

@@ -138,14 +138,20 @@ impl Engine {
 
     /// Handles the answer to the detachment of an exported lease.
     pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: LeaseId, amended: Option<Amended>) {
+        let (closes, gives_up) = (self.is_closing(), self.gives_up(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         match amended {
             Some(Amended::Done | Amended::NotHeld) => {
                 state.detachments.iter_mut().filter(|other| other.id == id).for_each(|other| other.is_done = true);
-                state.detachments.retain(|other| other.id != id || other.until.is_some_and(|until| until > now));
+                // A client that closes repeats nothing.
+                let is_repeated = |other: &Detachment| !closes && other.until.is_some_and(|until| until > now);
+                state.detachments.retain(|other| other.id != id || is_repeated(other));
             }
+            Some(Amended::Locked) if gives_up => state.detachments.retain(|other| other.id != id),
+            // Without the heartbeat of a closed client, the lease ends after its TTL at the latest.
+            None if closes => state.detachments.clear(),
             Some(Amended::Locked) | None => {}
         }
         state.detachments.iter_mut().filter(|d| d.id == id).for_each(|detachment| detachment.put_off(now));
