@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use sqlock::events::{Event, Events};
 use sqlock::health::Heartbeat;
+use sqlock::quorum::Quorum;
 use sqlock::testing::{Memory, null_locks};
 use sqlock::{Error, LossCause};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -322,4 +323,85 @@ async fn answered_client_forgets_a_lost_connection() {
     assert!(matches!(&refused, Err(Error::Timeout { .. })), "{refused:?}");
     held.release().await.expect("held to the end");
     locks.shutdown().await.expect("nothing is held");
+}
+
+// ---- shutdown while the database is away
+
+/// How long a shutdown may take, in virtual time.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_ends_during_an_outage() {
+    for what in ["a waiter", "a cancelled waiter", "a lost lease", "many leases", "a drain"] {
+        let memory = Memory::new();
+        let (ours, theirs) = (memory.locks(), memory.locks());
+        let _held = theirs.lease("a").acquire().await.expect("acquire");
+        let mut own = Vec::new();
+        for i in 0..if what == "many leases" { 50 } else { 1 } {
+            own.push(ours.lease(format!("own/{i}")).ttl(Duration::from_secs(10)).acquire().await.expect("acquire"));
+        }
+        let waiter = tokio::spawn(ours.lease("a").acquire());
+        sleep(Duration::from_secs(1)).await;
+        memory.go_away();
+        if what == "a cancelled waiter" {
+            waiter.abort();
+            sleep(Duration::from_secs(20)).await;
+        }
+        if what == "a lost lease" {
+            assert_eq!(own[0].lost().await, LossCause::Expired);
+            sleep(Duration::from_secs(20)).await;
+        }
+        let ended = async {
+            match what {
+                "a drain" => drop(ours.drain(Duration::from_secs(1)).await),
+                _ => drop(ours.shutdown().await),
+            }
+        };
+        timeout(ENDS_WITHIN, ended).await.unwrap_or_else(|_| panic!("{what}: the shutdown goes on"));
+    }
+}
+
+// ---- quorums
+
+#[tokio::test(start_paused = true)]
+async fn failed_quorum_attempt_is_not_kept() {
+    let ahead = Memory::new();
+    sleep(Duration::from_secs(10)).await;
+    let slow = Memory::new();
+    let quorum = Quorum::all([ahead.locks(), slow.locks()]);
+    slow.delay(Duration::from_secs(1));
+    let request = quorum.lease("job").node_timeout(Duration::from_secs(5)).hold_at_least(Duration::from_secs(600));
+    let attempt = tokio::spawn(request.try_acquire());
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(ahead.evict("job").expect("a name"), 1);
+    assert!(!matches!(attempt.await.expect("no panic"), Ok(Some(_))));
+    slow.delay(Duration::ZERO);
+    sleep(Duration::from_secs(5)).await;
+    assert!(slow.locks().lease("job").try_acquire().await.expect("try").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn evicted_majority_is_not_kept() {
+    let (one, two) = (Memory::new(), Memory::new());
+    let quorum = Quorum::all([one.locks(), two.locks()]);
+    let lease = quorum.lease("job").hold_at_least(Duration::from_secs(600)).acquire().await.expect("acquire");
+    one.evict("job").expect("a name");
+    assert_eq!(lease.lost().await, LossCause::Superseded);
+    sleep(Duration::from_secs(5)).await;
+    assert!(two.locks().lease("job").try_acquire().await.expect("try").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn vote_of_older_database_counts_max_hold_alike() {
+    let older = Memory::new();
+    sleep(Duration::from_secs(3600)).await;
+    let others = [Memory::new(), Memory::new()];
+    older.go_away();
+    let quorum = Quorum::new([others[0].locks(), others[1].locks(), older.locks()]);
+    let lease = quorum.lease("job").max_hold(Duration::from_secs(600)).acquire().await.expect("acquire");
+    assert_eq!(lease.votes(), 2);
+    older.come_back();
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(lease.votes(), 3);
+    assert!(lease.remaining() > Duration::ZERO);
 }

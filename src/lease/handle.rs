@@ -155,11 +155,6 @@ impl Lease {
         })
     }
 
-    /// Returns the time on the clock of the client.
-    pub(crate) fn now(&self) -> Moment {
-        self.client.now()
-    }
-
     /// Sets the hold time of the lease, counted from now on.
     pub(crate) fn start_hold_time(&mut self, hold_time: HoldTime) {
         self.details.acquired_at = self.client.now();
@@ -228,6 +223,11 @@ impl Lease {
                 Verdict::Failed(failure) => Err(failure.into_error()),
             }
         }
+    }
+
+    /// Ends the lease in the background, and does not keep the name.
+    pub(crate) fn discard(mut self) {
+        drop(self.held.take());
     }
 
     pub(crate) fn loss_error(&self, cause: LossCause) -> Error {

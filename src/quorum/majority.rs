@@ -35,6 +35,7 @@ pub(super) struct Majority {
     since: Moment,
     votes: Mutex<Votes>,
     ended: Notify,
+    nodes: Arc<Nodes>,
 }
 
 /// The status of a majority, which ends once.
@@ -57,17 +58,29 @@ impl Majority {
         token: FencingToken,
         owner: Owner,
         hold_time: HoldTime,
-        nodes: &Nodes,
+        nodes: &Arc<Nodes>,
         votes: Vec<Vote>,
     ) -> Arc<Self> {
-        let since = votes.first().map(|(_, lease)| lease.now()).unwrap_or_default();
         let mut leases: Vec<Option<Lease>> = nodes.locks.iter().map(|_| None).collect();
-        for (node, mut lease) in votes {
-            lease.start_hold_time(hold_time);
+        for (node, lease) in votes {
             leases[node] = Some(lease);
         }
-        let votes = Mutex::new(Votes { leases, status: Status::Held });
-        Arc::new(Self { name, token, owner, needed: nodes.needed(), hold_time, since, votes, ended: Notify::new() })
+        Arc::new(Self {
+            name,
+            token,
+            owner,
+            needed: nodes.needed(),
+            hold_time,
+            since: nodes.now(),
+            votes: Mutex::new(Votes { leases, status: Status::Held }),
+            ended: Notify::new(),
+            nodes: Arc::clone(nodes),
+        })
+    }
+
+    /// Sets the limits of the holding on each database. Before this, a dropped lease is not kept.
+    pub(super) fn start_hold_time(&self) {
+        self.update().leases.iter_mut().flatten().for_each(|lease| lease.start_hold_time(self.hold_time));
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -158,7 +171,7 @@ impl Majority {
             Status::Lost(cause) => {
                 let leases = votes.take();
                 drop(votes);
-                drop(leases);
+                leases.into_iter().for_each(|lease| end_vote(lease, cause));
                 Err(self.loss_error(cause))
             }
             Status::Released => Ok(Vec::new()),
@@ -168,9 +181,13 @@ impl Majority {
     /// Adds the lease on another database. The lease cannot revive a lost majority, because another
     /// owner may have held the name since.
     fn add_vote(&self, (node, mut lease): Vote) {
-        lease.start_hold_time(self.hold_time.after(lease.now().since(self.since)));
         let mut votes = self.update();
-        let unused = if votes.status == Status::Held { votes.leases[node].replace(lease) } else { Some(lease) };
+        let unused = if votes.status == Status::Held {
+            lease.start_hold_time(self.hold_time.after(self.nodes.now().since(self.since)));
+            votes.leases[node].replace(lease)
+        } else {
+            Some(lease)
+        };
         // Leases are dropped without the lock, because their release locks other state.
         drop(votes);
         drop(unused);
@@ -230,6 +247,15 @@ impl Majority {
             self.ended.notify_waiters();
         }
         votes
+    }
+}
+
+/// Ends the lease on one database after the loss of the majority. The name stays taken for
+/// `hold_at_least` only where a single lease would keep it.
+fn end_vote(lease: Lease, cause: LossCause) {
+    match cause {
+        LossCause::MaxHold | LossCause::Shutdown => drop(lease),
+        _ => lease.discard(),
     }
 }
 

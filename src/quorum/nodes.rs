@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::backend::Kind;
+use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::options::{LeaseOptions, bounded_ttl};
 use crate::locks::Locks;
@@ -38,6 +39,12 @@ impl Nodes {
     /// Returns the number of databases that must grant a name.
     pub(super) fn needed(&self) -> usize {
         if self.all { self.locks.len() } else { self.locks.len() / 2 + 1 }
+    }
+
+    /// Returns the time on the clock of the clients. There is at least one, as [`check`](Self::check)
+    /// requires.
+    pub(super) fn now(&self) -> Moment {
+        self.locks[0].client().now()
     }
 
     pub(super) fn check(&self) -> Result<()> {

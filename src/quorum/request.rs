@@ -204,6 +204,7 @@ impl QuorumRequest {
             let late = Error::Unavailable { attempted: "acquire a majority", reason, source: None };
             return Ok(Err(NotAcquired::Unreachable(late)));
         }
+        majority.start_hold_time();
         // The task takes later answers, and asks unreachable databases again.
         tokio::spawn(maintain(Arc::clone(&majority), round));
         Ok(Ok(QuorumLease::new(majority, self.options.node_timeout())))

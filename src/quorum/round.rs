@@ -68,10 +68,11 @@ impl Round {
         }
         let request = self.nodes.locks[node].lease(self.name.as_str());
         let request = request.options(self.options.of_vote()).owner_without_reentry(self.owner);
-        let (nodes, ttl) = (Arc::clone(&self.nodes), self.options.lease.ttl);
+        let (nodes, lease) = (Arc::clone(&self.nodes), &self.options.lease);
+        let kept_for = lease.ttl.max(lease.hold_at_least);
         // Dropping a request at its limit releases a later grant.
         self.answers.spawn(async move {
-            let answer = timeout(within, vote(&nodes, node, request, ttl)).await;
+            let answer = timeout(within, vote(&nodes, node, request, kept_for)).await;
             (node, answer.unwrap_or_else(|_| Err(no_answer_error(within))))
         });
     }
