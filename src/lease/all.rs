@@ -19,7 +19,7 @@ use super::handle::Lease;
 use super::options::{LeaseOptions, bounded_ttl, queue_setters, request_setters};
 use super::refusal::refusal_error;
 use super::request::{LeaseRequest, TRY_TIMEOUT};
-use super::run::{unless_lost, while_held};
+use super::run::{race, unless_lost, while_held};
 use super::semaphore::Semaphore;
 use crate::backend::Database;
 use crate::client::Client;
@@ -132,8 +132,8 @@ impl LeaseAllRequest {
         self.with_names(names, Mode::READ)
     }
 
-    /// Adds permits of a [semaphore](Semaphore). The options of this request apply instead of the
-    /// semaphore's own.
+    /// Adds permits of a [semaphore](Semaphore), which must be of the same client. Its options, owner
+    /// and callback do not apply: those of this request do.
     pub fn permits(mut self, semaphore: &Semaphore, count: u32) -> Self {
         self.parts.push(Part::Permits(semaphore.clone(), count));
         self
@@ -147,7 +147,8 @@ impl LeaseAllRequest {
     /// was reached. [`Error::Names`] when no name was given, or more than 64 different ones;
     /// [`Error::Conversion`] when a name is requested in two modes. [`Error::Permits`] when a
     /// semaphore has fewer permits, [`Error::Unsupported`] when it is one of another client.
-    /// [`Error::Lost`] when a lease ended during the wait for another. Otherwise the errors of
+    /// [`Error::Lost`] as soon as a lease ends during the wait for another, as one without renewal
+    /// does after its TTL. Otherwise the errors of
     /// [`LeaseRequest::acquire`].
     ///
     /// # Cancel safety
@@ -199,10 +200,7 @@ impl LeaseAllRequest {
         let all = self.acquire().await?;
         match while_held(work(&all), || all.is_held(), all.lost()).await {
             Ok(done) => unless_lost(done, all.release().await),
-            Err(cause) => {
-                let lost = all.leases.iter().find(|lease| !lease.is_held()).or(all.leases.first());
-                Err(lost.map_or(Error::Closed, |lease| lease.loss_error(cause)))
-            }
+            Err(cause) => Err(loss_error(&all.leases, cause)),
         }
     }
 
@@ -226,19 +224,29 @@ impl LeaseAllRequest {
         (options.max_hold, options.hold_at_least) = (None, Duration::ZERO);
         let mut leases: Vec<Lease> = Vec::new();
         for (name, mode) in modes {
-            match request.clone().with_name(&name, mode).request(patience).await? {
-                Ok(lease) => leases.push(lease),
-                Err(refusal) => {
-                    // The acquired names are free when the caller receives the error, unless the
-                    // database takes longer: the release goes on in the background.
-                    let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(start.elapsed()));
-                    let _ = timeout(left.max(RELEASE_GRACE), LeaseAll { leases }.release()).await;
-                    return match refusal {
-                        Refusal::Held => Ok(Err(name)),
-                        refusal => Err(refusal_error(&client, refusal, name, start)),
-                    };
+            let request = request.clone().with_name(&name, mode);
+            let answer = {
+                let lost = first(leases.iter().map(Lease::lost));
+                race(std::pin::pin!(request.request(patience)), std::pin::pin!(lost)).await
+            };
+            let refusal = match answer {
+                Ok(Ok(Ok(lease))) => {
+                    leases.push(lease);
+                    continue;
                 }
-            }
+                Ok(Ok(Err(refusal))) => refusal,
+                Ok(Err(error)) => return Err(error),
+                Err(cause) => return Err(loss_error(&leases, cause)),
+            };
+            // The acquired names are free when the caller receives the error, unless the database
+            // takes longer: the release goes on in the background.
+            let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(start.elapsed()));
+            let _ = timeout(left.max(RELEASE_GRACE), LeaseAll { leases }.release()).await;
+            return match refusal {
+                Refusal::Held => Ok(Err(name)),
+                Refusal::Timeout if matches!(patience, Patience::Try(_)) => Ok(Err(name)),
+                refusal => Err(refusal_error(&client, refusal, name, start)),
+            };
         }
         match leases.iter().find(|lease| !lease.is_held()) {
             Some(lost) => Err(lost.loss_error(lost.loss_cause())),
@@ -250,19 +258,44 @@ impl LeaseAllRequest {
     }
 }
 
+/// Makes the error of several leases of which one was lost.
+fn loss_error(leases: &[Lease], cause: LossCause) -> Error {
+    let lost = leases.iter().find(|lease| !lease.is_held()).or(leases.first());
+    lost.map_or(Error::Closed, |lease| lease.loss_error(cause))
+}
+
 /// Returns the names in order of their bytes, each with its mode.
 fn modes_by_name(parts: Vec<Part>, client: &Arc<Client>) -> Result<BTreeMap<LockName, Mode>> {
     let mut modes = BTreeMap::new();
     for part in parts {
         let (name, mode) = part.into_entry(client)?;
-        if modes.get(&name).is_some_and(|other| *other != mode) {
-            return Err(Error::Conversion { name, reason: "the request names it twice, to be held in two ways" });
-        }
+        let mode = match modes.get(&name) {
+            None => mode,
+            Some(other) => joint_mode(*other, mode, &name)?,
+        };
         modes.insert(name, mode);
     }
     match modes.len() {
         1..=MAX_NAMES => Ok(modes),
         given => Err(Error::Names { given, most: MAX_NAMES }),
+    }
+}
+
+/// Returns the mode of a name that a request has twice: permits add up.
+fn joint_mode(one: Mode, other: Mode, name: &LockName) -> Result<Mode> {
+    let name = || name.clone();
+    match (one, other) {
+        (Mode::Shared { units, permits }, Mode::Shared { units: more, permits: same })
+            if one != Mode::READ && permits == same =>
+        {
+            let units = units.saturating_add(more);
+            match units <= permits {
+                true => Ok(Mode::Shared { units, permits }),
+                false => Err(Error::Permits { name: name(), asked: units, permits }),
+            }
+        }
+        _ if one == other => Ok(one),
+        _ => Err(Error::Conversion { name: name(), reason: "the request names it twice, in different modes" }),
     }
 }
 

@@ -194,19 +194,37 @@ async fn name_requested_in_two_ways_is_refused() {
     for request in [
         locks.lease_all(["a"]).shared(["a"]),
         locks.lease_all(["a"]).permits(&two, 1),
-        locks.lease_all(["b"]).permits(&two, 1).permits(&two, 2),
+        locks.lease_all(["b"]).permits(&two, 1).permits(&locks.semaphore("a", 3), 1),
     ] {
         let refused = request.acquire().await;
         assert!(matches!(&refused, Err(Error::Conversion { name, .. }) if name.as_str() == "a"), "{refused:?}");
     }
-    let refused = locks.lease_all(["b"]).permits(&two, 3).acquire().await;
-    assert!(matches!(refused, Err(Error::Permits { asked: 3, permits: 2, .. })), "{refused:?}");
+    for request in [locks.lease_all(["b"]).permits(&two, 3), locks.lease_all(["b"]).permits(&two, 1).permits(&two, 2)] {
+        let refused = request.acquire().await;
+        assert!(matches!(refused, Err(Error::Permits { asked: 3, permits: 2, .. })), "{refused:?}");
+    }
     let elsewhere = db.locks().await.semaphore("b", 2);
     let refused = locks.lease_all(["a"]).permits(&elsewhere, 1).acquire().await;
     assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
     let repeated = taken(locks.lease_all(["b", "b"]).permits(&two, 1).permits(&two, 1)).await;
     assert_eq!(repeated.tokens().len(), 2);
+    assert!(two.try_acquire().await.expect("try").is_none(), "permits add up");
     repeated.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn lost_lease_ends_the_wait_for_others() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let b = theirs.lease("b").ttl(LONG).acquire().await.expect("acquire");
+    let waits = tokio::spawn(all(&ours, &["a", "b"]).acquire());
+    until_waiters(&theirs, "b", 1).await;
+    let token = theirs.inspect("a").await.expect("inspect").expect("held").token;
+    assert!(theirs.evict("a", token).await.expect("evict"));
+    let lost = soon("the end of the wait", waits).await.expect("no panic");
+    assert!(matches!(&lost, Err(Error::Lost { name, .. }) if name.as_str() == "a"), "{lost:?}");
+    until_waiters(&theirs, "b", 0).await;
+    b.release().await.expect("release");
 }
 
 #[tokio::test]
