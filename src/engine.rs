@@ -425,6 +425,10 @@ impl Engine {
         if let Some(state) = self.names.get_mut(name).filter(|_| !matches!(step, Step::Look(_))) {
             debug_assert!(!state.is_busy(), "one statement at a time");
             state.busy_since = Some(now);
+            state.creating = body.created();
+            if let Request::Extend(extension) = &body {
+                state.creating.extend(extension.renamed);
+            }
         }
         let epoch = self.heartbeat.epoch();
         let is_urgent = matches!(step, Step::Look(_));

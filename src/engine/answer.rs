@@ -28,6 +28,7 @@ impl Engine {
         };
         if let Some(state) = self.names.get_mut(&name).filter(|_| !matches!(step, Step::Look(_))) {
             state.busy_since = None;
+            state.creating.clear();
         }
         let Answer { sent_at, may_linger, is_repeated, result } = answer;
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { sent_at };
@@ -145,23 +146,13 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        let ids: Vec<LeaseId> = match body {
-            Request::Acquire(claim) | Request::Join(claim) => vec![claim.id],
-            Request::Enqueue(entries) => entries.iter().map(|entry| entry.claim.id).collect(),
-            Request::Release(release) => release.next.iter().map(|claim| claim.id).collect(),
-            Request::Transition(transition) => match &transition.change {
-                HolderChange::Claim(claim) => vec![claim.id],
-                _ => Vec::new(),
-            },
-            _ => Vec::new(),
-        };
         if let Request::Extend(extension) = body {
             let waiter = extension.renamed.and_then(|id| state.waiter(id));
             waiter.into_iter().for_each(|waiter| waiter.lingers = true);
             let holding = extension.id.and_then(|id| state.holding(id));
             holding.into_iter().for_each(|holding| holding.lingers = true);
         }
-        for id in ids {
+        for id in body.created() {
             if let Some(waiter) = state.waiter(id) {
                 waiter.lingers = true;
             } else if !is_on(Mutation::ForgetUnknown) {

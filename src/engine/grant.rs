@@ -100,7 +100,7 @@ impl Engine {
             && let Some(i) = state.holdings.iter().position(|h| h.id() == id && h.can_be_entered())
             && let Some(other) = state.remove_waiter_of(state.holdings[i].claim.owner)
         {
-            if other.leaves_traces() || state.is_busy() {
+            if state.may_know(&other) {
                 state.withdraw(other.claim.id, now, other.lingers);
             }
             self.waiters.remove(&other.id);

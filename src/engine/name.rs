@@ -57,6 +57,8 @@ pub(super) struct Name {
     pub(super) detachments: Vec<Detachment>,
     /// Since when a statement is in flight.
     pub(super) busy_since: Option<Moment>,
+    /// The acquisitions that this statement may create.
+    pub(super) creating: Vec<LeaseId>,
     /// When to read the name: it may be granted to an entry, or belong to a forgotten acquisition.
     pub(super) read_at: Option<Moment>,
     /// When an acquisition of this client ended last.
@@ -83,6 +85,11 @@ impl Name {
     /// Whether a statement is in flight. Looks do not count.
     pub(super) fn is_busy(&self) -> bool {
         self.busy_since.is_some()
+    }
+
+    /// Whether the store may know the claim of a waiter, or come to know it.
+    pub(super) fn may_know(&self, waiter: &Waiter) -> bool {
+        waiter.leaves_traces() || self.creating.contains(&waiter.claim.id)
     }
 
     pub(super) fn is_idle(&self) -> bool {

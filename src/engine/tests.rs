@@ -299,3 +299,20 @@ fn close_ends_while_a_row_stays_locked() {
     }
     assert!(store.has_acted(closes), "{:?}", store.actions);
 }
+
+/// The store knows nothing of a waiter that stood behind another one in this process.
+#[test]
+fn waiter_that_never_asked_leaves_without_a_statement() {
+    let mut store = Conversation::new();
+    for waiter in (1..=50).map(WaiterId) {
+        store.feed(Event::Acquire { waiter, wish: wish("a", Patience::Wait(None)) });
+    }
+    for waiter in (2..=50).map(WaiterId) {
+        store.feed(Event::Cancel { waiter });
+    }
+    let token = FencingToken::new(5).expect("a token");
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })));
+    let sent = store.open.iter().find(|(_, body)| matches!(body, Request::Withdraw { .. }));
+    assert!(sent.is_none(), "{sent:?}");
+}

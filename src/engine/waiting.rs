@@ -92,7 +92,7 @@ impl Engine {
                     let lingers = waiter.lingers || state.is_busy();
                     state.detach(&waiter.claim, exported.token, Some(exported.id), now, lingers);
                 }
-                _ if waiter.leaves_traces() || state.is_busy() => {
+                _ if state.may_know(&waiter) => {
                     state.withdraw(waiter.claim.id, now, waiter.lingers);
                     // The caller is refused once its entry delays no other waiter.
                     if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {

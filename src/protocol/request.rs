@@ -59,6 +59,19 @@ pub(crate) enum Request {
     Ask { name: LockName },
 }
 
+impl Request {
+    /// Returns the acquisitions that the request may create or grant under their own identity.
+    pub(crate) fn created(&self) -> Vec<LeaseId> {
+        match self {
+            Self::Acquire(claim) | Self::Join(claim) => vec![claim.id],
+            Self::Enqueue(entries) => entries.iter().map(|entry| entry.claim.id).collect(),
+            Self::Release(release) => release.next.iter().map(|claim| claim.id).collect(),
+            Self::Transition(Transition { change: HolderChange::Claim(claim), .. }) => vec![claim.id],
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// Requests of one kind, which some stores carry out in one statement: each as it would be carried
 /// out alone, or not at all. Requests that write are about different names.
 #[derive(Clone, Debug)]
