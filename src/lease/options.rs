@@ -109,7 +109,7 @@ macro_rules! option_setters {
 
             /// Limits the wait; at the limit, the acquisition fails with
             /// [`Error::Timeout`](crate::Error::Timeout). Zero tries once. Without a limit, the
-            /// acquisition waits for as long as it takes.
+            /// acquisition waits for as long as it takes. A `try_acquire` never waits.
             pub fn wait(mut self, at_most: std::time::Duration) -> Self {
                 self.options_mut().wait = Some(at_most);
                 self
@@ -125,7 +125,8 @@ macro_rules! option_setters {
 
             /// Ends the lease after this time, even while it is renewed, so that a worker that
             /// hangs does not hold the name for ever. The lease is then lost with
-            /// [`LossCause::MaxHold`](crate::LossCause::MaxHold), and `run` drops the work.
+            /// [`LossCause::MaxHold`](crate::LossCause::MaxHold), and `run` drops the work. At least
+            /// the shortest allowed TTL.
             pub fn max_hold(mut self, at_most: std::time::Duration) -> Self {
                 self.options_mut().max_hold = Some(at_most);
                 self
@@ -135,7 +136,8 @@ macro_rules! option_setters {
             /// is released earlier, as by a shutdown or at `max_hold`: for jobs that are shorter
             /// than the differences between the clocks that start them. A lease that is evicted or
             /// expires, as when its process dies, frees the name earlier. Of several acquisitions
-            /// of one owner, the one that is released last decides.
+            /// of one owner by one client, the one that is released last decides; of several
+            /// clients, the longest. At most the longest allowed TTL.
             pub fn hold_at_least(mut self, at_least: std::time::Duration) -> Self {
                 self.options_mut().hold_at_least = at_least;
                 self
@@ -174,8 +176,8 @@ macro_rules! queue_setters {
         impl $request {
             /// Sets the owner, and re-enters when this owner already holds the name, in any
             /// process. By default the owner is that of the [`Owner::scope`](crate::Owner::scope)
-            /// in which the request was made, or else a new one. Permits are not re-entered: each
-            /// of them counts.
+            /// in which this value was made, or else a new one for each lease. Permits are not
+            /// re-entered: each of them counts.
             pub fn owner(mut self, owner: crate::owner::Owner) -> Self {
                 self.request_mut().set_owner(owner);
                 self
