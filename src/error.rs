@@ -192,7 +192,7 @@ pub enum Error {
     },
 
     /// A duration is out of range. No value is clamped silently.
-    #[error("{what} of {given:?} is out of range: it must be between {min:?} and {max:?}")]
+    #[error("{what} of {given:?} is out of range: it must be {}", range(*min, *max))]
     OutOfRange {
         /// The kind of duration.
         what: &'static str,
@@ -373,6 +373,10 @@ pub enum Error {
         /// Why, and what to use instead.
         reason: &'static str,
     },
+}
+
+fn range(min: Duration, max: Duration) -> String {
+    if max == Duration::MAX { format!("at least {min:?}") } else { format!("between {min:?} and {max:?}") }
 }
 
 fn versions(expected: Option<i64>, found: Option<i64>) -> String {

@@ -562,6 +562,7 @@ async fn value_out_of_range_is_refused_not_clamped() {
         out_of_range(run.expect_err("ttl"), ttl, floor, ceiling);
     }
     let error = locks.lease("a").max_hold(ms(999)).acquire().await.expect_err("max_hold");
+    assert!(error.to_string().ends_with("it must be at least 1s"), "{error}");
     out_of_range(error, ms(999), floor, Duration::MAX);
     let at_least = ceiling + ms(1);
     let error = locks.lease("a").hold_at_least(at_least).acquire().await.expect_err("hold_at_least");
