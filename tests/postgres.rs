@@ -5,6 +5,8 @@
 mod conformance;
 #[path = "postgres/notification.rs"]
 mod notification;
+#[path = "postgres/plan.rs"]
+mod plan;
 #[path = "postgres/row.rs"]
 mod row;
 #[path = "support/mod.rs"]

@@ -46,10 +46,17 @@ use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
-/// How long a statement waits for a lock: not longer than its client waits for the answer, because
-/// otherwise the statement would take effect after the client has given it up. A pooler refuses
-/// settings; there a statement waits without a limit.
-const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
+/// The settings of the client's own sessions. A pooler refuses settings; there the server's apply.
+const SETTINGS: [(&str, &str); 3] = [
+    // A statement must not wait for a lock longer than its client waits for the answer, because the
+    // statement would take effect after the client has given it up.
+    ("lock_timeout", "1s"),
+    // A plan that was made while the table was small would read the whole table for each name, until
+    // the statistics are collected again.
+    ("enable_seqscan", "off"),
+    // Without an index, the plan counts as so expensive that the server would compile it.
+    ("jit", "off"),
+];
 
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct PostgresBackend {
@@ -79,7 +86,7 @@ impl PostgresBackend {
     /// Returns the options of the connections of this crate.
     fn own_options(&self) -> PgConnectOptions {
         let options = (*self.options).clone().disable_statement_logging();
-        if self.accepts_settings.load(Ordering::Relaxed) { options.options([LOCK_TIMEOUT]) } else { options }
+        if self.accepts_settings.load(Ordering::Relaxed) { options.options(SETTINGS) } else { options }
     }
 
     async fn open(&self) -> Result<PostgresStore, sqlx::Error> {
