@@ -16,7 +16,7 @@ use sqlx::Transaction;
 use tokio::time::{Instant, timeout};
 
 use super::handle::Lease;
-use super::options::{LeaseOptions, bounded_ttl, queue_setters, request_setters};
+use super::options::{LeaseOptions, queue_setters, request_setters};
 use super::refusal::refusal_error;
 use super::request::{LeaseRequest, TRY_TIMEOUT};
 use super::run::{race, unless_lost, while_held};
@@ -217,11 +217,8 @@ impl LeaseAllRequest {
         request.lease_options().check(&client.settings)?;
         let modes = modes_by_name(parts, &client)?;
         let hold_time = request.lease_options().hold_time();
-        let mut request = request.with_one_owner();
-        // The hold time begins when all names are held.
-        let options = request.options_mut();
-        options.ttl = bounded_ttl(options.ttl, hold_time.at_most, Duration::ZERO);
-        (options.max_hold, options.hold_at_least) = (None, Duration::ZERO);
+        let part = request.lease_options().of_part();
+        let request = request.with_one_owner().options(part);
         let mut leases: Vec<Lease> = Vec::new();
         for (name, mode) in modes {
             let request = request.clone().with_name(&name, mode);

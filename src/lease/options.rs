@@ -81,6 +81,13 @@ impl LeaseOptions {
         Ok(())
     }
 
+    /// Returns the options of one of several leases that are held together: the limits of the holding
+    /// begin when all are held.
+    pub(crate) fn of_part(&self) -> Self {
+        let ttl = bounded_ttl(self.ttl, self.max_hold, Duration::ZERO);
+        Self { ttl, max_hold: None, hold_at_least: Duration::ZERO, ..self.clone() }
+    }
+
     pub(crate) fn hold_time(&self) -> HoldTime {
         HoldTime { at_least: self.hold_at_least, at_most: self.max_hold }
     }

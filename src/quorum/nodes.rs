@@ -9,7 +9,7 @@ use tokio::sync::OwnedMutexGuard;
 use crate::backend::Kind;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
-use crate::lease::options::{LeaseOptions, bounded_ttl};
+use crate::lease::options::LeaseOptions;
 use crate::locks::Locks;
 use crate::name::LockName;
 
@@ -144,11 +144,5 @@ impl QuorumOptions {
     /// Returns how long a database may take to answer.
     pub(super) fn node_timeout(&self) -> Duration {
         self.node_timeout.unwrap_or((self.lease.ttl / 6).min(Duration::from_secs(1)))
-    }
-
-    /// Returns the options of the lease on one database, whose limits begin with the majority.
-    pub(super) fn of_vote(&self) -> LeaseOptions {
-        let ttl = bounded_ttl(self.lease.ttl, self.lease.max_hold, Duration::ZERO);
-        LeaseOptions { ttl, wait: None, max_hold: None, hold_at_least: Duration::ZERO, ..self.lease.clone() }
     }
 }
