@@ -141,7 +141,7 @@ pub(crate) struct Engine {
     wakes: HashMap<LockName, Moment>,
     /// When this client's last acquisition ended, for each name that has nothing else to do.
     ended: HashMap<LockName, Moment>,
-    /// The moments at which waiters give up. Waiters that have left are skipped.
+    /// The moments at which waiters give up.
     patience: BTreeSet<(Moment, WaiterId)>,
     next_id: LeaseId,
     next_request: u64,
@@ -295,7 +295,8 @@ impl Engine {
     /// Whether the engine has no holding, no waiter and no request in flight.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.names.is_empty() && self.in_flight.is_empty() && self.waiters.is_empty() && self.leases.is_empty()
+        let is_empty = self.names.is_empty() && self.in_flight.is_empty() && self.patience.is_empty();
+        is_empty && self.waiters.is_empty() && self.leases.is_empty()
     }
 
     /// Polls the entries of a name that may have been granted to one of them.

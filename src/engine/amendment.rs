@@ -20,10 +20,13 @@ impl Engine {
         if amendment == Amendment::Downgrade && holding.claim.mode == Mode::READ {
             return self.actions.push(Action::Amended { lease, result: Ok(()) });
         }
-        if amendment.is_conversion() && !holding.is_only(lease) {
+        let is_refused = amendment.is_conversion() && !holding.is_only(lease);
+        if is_refused && holding.amendments.is_empty() {
             return self.not_amended(lease, NotAmended::EnteredAgain);
         }
-        holding.amendments.push_back(Amending { lease, amendment, state: AmendmentState::Pending });
+        // Answers keep the order of the requests.
+        let state = if is_refused { AmendmentState::Refused } else { AmendmentState::Pending };
+        holding.amendments.push_back(Amending { lease, amendment, state });
         self.advance(now, &name);
     }
 

@@ -19,8 +19,10 @@ use crate::protocol::{Amended, HolderChange, Joined, Keeper, LeaseId, Mode, Poll
 impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
         // Other clients whose heartbeats were as late get them through in the time that this client
-        // needs for another beat.
-        if answer.may_linger || answer.result.is_err() || now.since(answer.sent_at) >= LONG_SILENCE {
+        // needs for another beat. An error about one name says nothing about them.
+        let is_beat = !self.in_flight.contains_key(&request);
+        let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());
+        if answer.may_linger || has_failed || now.since(answer.sent_at) >= LONG_SILENCE {
             self.steady_at = now + BEAT;
         }
         let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
@@ -256,16 +258,17 @@ impl Engine {
                 holding.put_off(now);
                 holding.extend_at = Some(holding.again_at);
             }
-            // The holding was taken away, or was about to expire: the next look decides.
+            // The holding was taken away, or was about to expire: a look decides.
             Amended::NotHeld => {
                 holding.settle(&self.heartbeat);
-                holding.epoch = Epoch::default();
+                (holding.epoch, holding.is_doubted) = (Epoch::default(), true);
             }
         }
     }
 
     /// Handles a request that was not answered.
     pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
+        // The requests about other waiters were answered, so one withdrawal ends them.
         self.mark_lingering(now, name, &body);
         let closes = self.is_closing();
         let Some(state) = self.names.get_mut(name) else {
@@ -325,8 +328,6 @@ impl Engine {
             (Step::Release(_), _) => {}
         }
         for waiter in refused {
-            let known = self.names.get_mut(name).into_iter().flat_map(|state| &mut state.waiters);
-            known.filter(|known| known.id == waiter).for_each(|known| known.lingers = true);
             self.leave(now, waiter, Some(Refusal::Failed(failure.clone())));
         }
     }

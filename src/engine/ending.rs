@@ -258,6 +258,8 @@ impl Engine {
         };
         if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
             holding.release_by_transition(false);
+            // There are no entries.
+            holding.is_read = true;
         }
         for waiter in &mut state.waiters {
             waiter.state = match waiter.state {

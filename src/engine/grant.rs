@@ -30,6 +30,10 @@ impl Engine {
             }
             return;
         };
+        // The claim is being deleted from the store, so its waiter asks anew.
+        if state.withdrawals.iter().any(|withdrawal| withdrawal.id == id) && !state.waiters[i].adopts() {
+            return self.requeue(now, name, id, WaiterState::New, may_linger);
+        }
         let deadline = since + relied_on(lasts);
         if deadline <= now + ttl / 4 && !is_on(Mutation::UseLateGrant) {
             // The lease is over, or ends before a heartbeat can extend it. A waiter keeps its turn
@@ -46,6 +50,9 @@ impl Engine {
             return;
         };
         self.waiters.remove(&waiter.id);
+        if let Some(timer) = waiter.timer() {
+            self.patience.remove(&timer);
+        }
         state.queued_at = None;
         let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
         let is_kept = waiter.claim.is_kept;
@@ -104,6 +111,9 @@ impl Engine {
                 state.withdraw(other.claim.id, now, other.lingers);
             }
             self.waiters.remove(&other.id);
+            if let Some(timer) = other.timer() {
+                self.patience.remove(&timer);
+            }
             let token = state.holdings[i].token;
             match other.resumes {
                 Some(exported) if exported.token != token => {

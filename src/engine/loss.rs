@@ -98,8 +98,9 @@ impl Engine {
         };
         let holding = state.holdings.remove(i);
         // A holder that notices the end of a lease has the margin to stop its work before another
-        // client is granted the name. After twice the margin, the expiry in the store has passed.
-        let pause = if cause == LossCause::Expired { 2 * margin(holding.claim.ttl) } else { Duration::ZERO };
+        // client is granted the name. After twice the margin, the expiry in the store has passed, unless
+        // this client has sent a heartbeat.
+        let pause = if cause == LossCause::Expired { 2 * margin(holding.ttl) } else { Duration::ZERO };
         state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
         for lease in holding.leaving {
             self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });

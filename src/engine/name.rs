@@ -129,8 +129,8 @@ impl Name {
         self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || is_asked(waiter)))
     }
 
-    /// Returns the waiters that may have an entry in the store, or all waiters if any has a named
-    /// owner. The work per answer does not grow with the number of waiters behind them.
+    /// Returns the waiters that may have an entry in the store: the first ones, or all waiters if any
+    /// has a named owner. The work per answer does not grow with the number of waiters behind them.
     pub(super) fn foremost(&mut self) -> impl Iterator<Item = &mut Waiter> {
         let reach = self.reach();
         self.waiters.iter_mut().take(reach)

@@ -84,7 +84,8 @@ impl Name {
         if serves && let Some(enqueue) = self.enqueue(now) {
             return Some(enqueue);
         }
-        if let Some(withdrawal) = self.withdrawals.iter().find(|withdrawal| withdrawal.due <= now) {
+        let due = self.withdrawals.iter().filter(|withdrawal| withdrawal.due <= now);
+        if let Some(withdrawal) = due.min_by_key(|withdrawal| withdrawal.due) {
             let id = withdrawal.id;
             let except = withdrawal.except;
             return Some((Step::Withdraw(id), Request::Withdraw { name: name.clone(), id, except }));
@@ -143,7 +144,13 @@ impl Name {
         if let Some((id, extension)) = confirmed {
             return Some((Step::Extend(id), Request::Extend(extension)));
         }
-        let joins = |waiter: &&mut Waiter| waiter.may_join && !waiter.is_queued() && waiter.ask_at <= now;
+        // Beside an exclusive holding of this client, no other owner has one. Only a resumed lease is
+        // refused by the answer.
+        let holder = self.holdings.iter().find(|h| h.claim.mode == Mode::Exclusive).map(|h| h.claim.owner);
+        let joins = |waiter: &&mut Waiter| {
+            let can_join = waiter.resumes.is_some() || holder.is_none_or(|holder| holder == waiter.claim.owner);
+            waiter.may_join && can_join && !waiter.is_queued() && waiter.ask_at <= now
+        };
         if let Some(waiter) = self.foremost().find(joins) {
             return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
         }
@@ -181,12 +188,14 @@ impl Name {
 
     /// Adds entries for the waiters that may be granted the name together with the first, for the
     /// next waiter behind them, which keeps later readers of other clients out, and for waiters
-    /// whose owner may share the name again.
+    /// whose owner may share the name again. Only the foremost waiters get entries, because only they
+    /// are looked for in answers.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
         let mut open = ENTRIES;
         // A waiter whose owner holds the name elsewhere joins that holding, and needs no entry.
-        for waiter in self.waiters.iter().filter(|waiter| !waiter.tries() && !waiter.may_join) {
+        let foremost = self.waiters.iter().take(self.reach());
+        for waiter in foremost.filter(|waiter| !waiter.tries() && !waiter.may_join) {
             if open == 0 && self.reentering == 0 {
                 break;
             }

@@ -1,6 +1,9 @@
 //! Cases that the simulation, in which every store is quick or broken, does not reach.
 
+mod with_store;
+
 use super::*;
+use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{Amended, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn};
 
@@ -315,4 +318,56 @@ fn waiter_that_never_asked_leaves_without_a_statement() {
     assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })));
     let sent = store.open.iter().find(|(_, body)| matches!(body, Request::Withdraw { .. }));
     assert!(sent.is_none(), "{sent:?}");
+}
+
+/// The store answers nothing. It can know the first waiter only.
+#[test]
+fn waiters_behind_a_failed_request_leave_without_a_statement() {
+    let mut store = Conversation::new();
+    for waiter in (1..=50).map(WaiterId) {
+        store.feed(Event::Acquire { waiter, wish: wish("a", Patience::Wait(None)) });
+    }
+    let (request, _) = store.open.remove(0);
+    let error = Error::Unavailable { attempted: "acquire", reason: "cut off".into(), source: None };
+    let answer =
+        Answer { sent_at: store.now, may_linger: true, is_repeated: true, result: Err(Failure(Arc::new(error))) };
+    store.feed(Event::Answer { request, answer });
+    let withdrawals = &store.engine.names.values().next().expect("the name").withdrawals;
+    assert_eq!(withdrawals.len(), 1, "{withdrawals:?}");
+}
+
+/// A caller asks for another name, whose row cannot be read, again and again.
+#[test]
+fn error_about_one_name_delays_no_other_name() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("b", Patience::Wait(None)) });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", Patience::Wait(None)) });
+    let (request, _) = store.open.remove(0);
+    let source = sqlx::Error::Decode("not a number".into());
+    let error = Error::Database { attempted: "acquire", source };
+    let result = Err(Failure(Arc::new(error)));
+    store.feed(Event::Answer {
+        request,
+        answer: Answer { sent_at: store.now, may_linger: false, is_repeated: false, result },
+    });
+    assert!(store.engine.is_steady(store.now));
+}
+
+/// The name was swept, or the store has lost it.
+#[test]
+fn release_without_a_row_reads_it_once() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", Patience::Wait(None)) });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    let lease = store.actions.iter().find_map(|action| match action {
+        Action::Granted { grant, .. } => Some(grant.lease),
+        _ => None,
+    });
+    store.engine.steady_at = START + BEAT;
+    store.feed(Event::Release { lease: lease.expect("a lease") });
+    store.answer(|body| matches!(body, Request::Read { .. }), Response::Read(None));
+    assert!(matches!(store.open[..], [(_, Request::Release(_))]), "{:?}", store.open);
 }

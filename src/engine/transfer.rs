@@ -82,7 +82,7 @@ impl Engine {
             unknown: 0,
             is_reported: true,
         };
-        self.patience.extend(waiter.ends_at().map(|at| (at, id)));
+        self.patience.extend(waiter.timer());
         state.push_waiter(waiter);
         self.waiters.insert(id, name.clone());
         self.advance(now, &name);
@@ -131,7 +131,7 @@ impl Engine {
     pub(super) fn hand_back(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
         let known = self.leases.get(&lease).and_then(|(name, id)| self.names.get_mut(name)?.holding(*id));
         match known {
-            Some(holding) if holding.is_adopted => self.export(now, lease, Some(exported.id)),
+            Some(holding) if holding.is_adopted && holding.is_only(lease) => self.export(now, lease, Some(exported.id)),
             _ => self.release(now, lease, false),
         }
     }

@@ -64,6 +64,11 @@ impl Waiter {
         }
     }
 
+    /// Returns the key of the waiter among those with limited patience.
+    pub(super) fn timer(&self) -> Option<(Moment, WaiterId)> {
+        self.ends_at().map(|at| (at, self.id))
+    }
+
     /// Puts a try into the queue.
     pub(super) fn begin_to_wait(&mut self) {
         self.patience = Patience::Wait(self.ends_at());

@@ -1,0 +1,163 @@
+//! Dialogues in which the model of the store answers.
+
+use super::*;
+use crate::backend::memory::Memory;
+
+/// The store's clock at [`START`], in microseconds.
+const STORE_START: i64 = 1_700_000_000_000_000;
+
+/// An engine and its store.
+struct Client {
+    dialogue: Conversation,
+    store: Memory,
+    transactions: u64,
+}
+
+impl Client {
+    fn new() -> Self {
+        Self { dialogue: Conversation::new(), store: Memory::new(false), transactions: 0 }
+    }
+
+    fn acquire(&mut self, waiter: u64, patience: Patience) {
+        self.dialogue.feed(Event::Acquire { waiter: WaiterId(waiter), wish: wish("a", patience) });
+    }
+
+    /// Answers one request.
+    fn answer(&mut self, request: RequestId, body: &Request) {
+        let since = i64::try_from(self.dialogue.now.since(START).as_micros()).expect("a short test");
+        self.transactions += 1;
+        let prepared = self.store.prepare(self.transactions, STORE_START + since, body).expect("no row is locked");
+        let response = self.store.commit(self.transactions, STORE_START + since, prepared);
+        let answer = Answer { sent_at: self.dialogue.now, may_linger: false, is_repeated: false, result: Ok(response) };
+        self.dialogue.feed(Event::Answer { request, answer });
+    }
+
+    /// Answers every request for some time.
+    fn serve(&mut self, time: Duration) {
+        const STEP: Duration = Duration::from_millis(20);
+        let until = self.dialogue.now + time;
+        while self.dialogue.now < until {
+            while !self.dialogue.open.is_empty() {
+                let (request, body) = self.dialogue.open.remove(0);
+                self.answer(request, &body);
+            }
+            self.dialogue.pass(STEP);
+        }
+    }
+
+    /// Returns the grants so far.
+    fn grants(&self) -> Vec<(WaiterId, Grant)> {
+        let grant = |action: &Action| match action {
+            Action::Granted { waiter, grant } => Some((*waiter, grant.clone())),
+            _ => None,
+        };
+        self.dialogue.actions.iter().filter_map(grant).collect()
+    }
+
+    /// Returns the holder of the name in the store.
+    fn holder(&self) -> Option<Holder> {
+        self.store.leases.values().next().map(|lease| lease.holder)
+    }
+}
+
+/// The answers about the first waiters do not concern a waiter behind them.
+#[test]
+fn waiter_behind_many_tries_keeps_its_grant() {
+    let mut client = Client::new();
+    let until = START + Duration::from_secs(60);
+    (1..=33).for_each(|waiter| client.acquire(waiter, Patience::Try(until)));
+    client.acquire(34, Patience::Wait(None));
+    client.dialogue.feed(Event::Cancel { waiter: WaiterId(1) });
+    for turn in 0.. {
+        client.serve(Duration::from_secs(5));
+        let (waiter, grant) = client.grants().get(turn).cloned().expect("a grant");
+        assert_eq!(client.holder(), Some(Holder::Lease(grant.id)), "{waiter:?}");
+        if waiter == WaiterId(34) {
+            break;
+        }
+        client.dialogue.feed(Event::Release { lease: grant.lease });
+    }
+}
+
+#[test]
+fn waiters_that_have_left_are_forgotten() {
+    let mut client = Client::new();
+    let hour = Patience::Wait(Some(START + Duration::from_secs(3_600)));
+    client.acquire(1, hour);
+    client.acquire(2, hour);
+    client.dialogue.feed(Event::Cancel { waiter: WaiterId(2) });
+    client.serve(BEAT);
+    let (_, grant) = client.grants().remove(0);
+    client.dialogue.feed(Event::Release { lease: grant.lease });
+    client.serve(BEAT);
+    assert!(client.dialogue.engine.is_idle());
+    assert_eq!(client.dialogue.engine.wakes_at(), None);
+}
+
+/// The owner enters a lease without renewal, which was evicted, and asks for renewal.
+#[test]
+fn refused_extension_is_looked_up() {
+    let mut client = Client::new();
+    let first = Wish { reenters: true, is_kept: false, ..wish("a", Patience::Wait(None)) };
+    let again = Wish { is_kept: true, ..first.clone() };
+    client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first });
+    client.serve(BEAT);
+    let (_, grant) = client.grants().remove(0);
+    let evict = Request::Evict { name: grant.name.clone(), token: grant.token };
+    let prepared = client.store.prepare(0, STORE_START, &evict).expect("no row is locked");
+    client.store.commit(0, STORE_START, prepared);
+    client.dialogue.feed(Event::Acquire { waiter: WaiterId(2), wish: again });
+    client.serve(BEAT);
+    let lost = |action: &&Action| matches!(action, Action::Lost { cause: LossCause::Superseded, .. });
+    assert_eq!(client.dialogue.actions.iter().filter(lost).count(), 2, "{:?}", client.dialogue.actions);
+}
+
+/// The lease was granted by another client, for a short time at first.
+#[test]
+fn lost_lease_is_withdrawn_soon_whatever_its_ttl() {
+    let mut client = Client::new();
+    client.acquire(1, Patience::Wait(None));
+    client.serve(BEAT);
+    let (_, grant) = client.grants().remove(0);
+    let name = client.dialogue.engine.names.get_mut(&grant.name).expect("the name");
+    let holding = name.holding(grant.id).expect("the holding");
+    (holding.claim.ttl, holding.ttl) = (Duration::from_secs(24 * 3_600), GRANT);
+    let now = client.dialogue.now;
+    client.dialogue.engine.lose(now, &grant.name, grant.id, LossCause::Expired);
+    client.serve(BEAT);
+    assert_eq!(client.holder(), Some(Holder::Nobody));
+}
+
+/// The owner of the exclusive holding is known, so no other owner can join it.
+#[test]
+fn waiters_of_other_owners_do_not_join() {
+    let mut client = Client::new();
+    client.acquire(1, Patience::Wait(None));
+    client.serve(BEAT);
+    for waiter in (2..=50).map(WaiterId) {
+        let wish = Wish { reenters: true, ..wish("a", Patience::Wait(None)) };
+        client.dialogue.feed(Event::Acquire { waiter, wish });
+    }
+    let join = client.dialogue.open.iter().find(|(_, body)| matches!(body, Request::Join(_)));
+    assert!(join.is_none(), "{join:?}");
+}
+
+/// An earlier change of the lease has no answer yet.
+#[test]
+fn changes_are_answered_in_order() {
+    let mut client = Client::new();
+    let first = Wish { reenters: true, ..wish("a", Patience::Wait(None)) };
+    client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first.clone() });
+    client.serve(BEAT);
+    client.dialogue.feed(Event::Acquire { waiter: WaiterId(2), wish: first });
+    let lease = client.grants()[0].1.lease;
+    client.dialogue.feed(Event::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
+    client.dialogue.feed(Event::Amend { lease, amendment: Amendment::Downgrade });
+    client.serve(BEAT);
+    let result = |action: &Action| match action {
+        Action::Amended { result, .. } => Some(result.is_ok()),
+        _ => None,
+    };
+    let results: Vec<bool> = client.dialogue.actions.iter().filter_map(result).collect();
+    assert_eq!(results, [true, false]);
+}
