@@ -76,11 +76,10 @@ impl Coordinator {
 
     /// Starts the tasks on the current runtime, on the first call.
     pub(crate) fn start(self: &Arc<Self>) {
-        let mut state = self.state();
-        if state.is_started {
+        if std::mem::replace(&mut self.state().is_started, true) {
             return;
         }
-        tokio::spawn(timer::keep_time(Arc::downgrade(self)));
+        tokio::spawn(timer::keep_time(timer::AbandonOnDrop(Arc::downgrade(self))));
         let coordinator = Arc::downgrade(self);
         self.executor.start(move |notification| {
             let name = match notification {
@@ -91,8 +90,6 @@ impl Coordinator {
                 coordinator.feed(Event::Notified { name });
             }
         });
-        state.is_started = true;
-        drop(state);
         measure::describe();
         tracing::info!(holder = %self.holder, address = self.executor.address(), "started a client for locks");
     }
@@ -292,6 +289,7 @@ impl Coordinator {
             }
             self.record_late_heartbeat(&mut state, &mut outbox, now);
             self.executor.set_waiting(state.engine.is_queued());
+            self.executor.set_heartbeat_patience(state.engine.heartbeat_patience());
             let wakes_at = state.engine.wakes_at();
             if wakes_at.is_some_and(|at| state.asleep_until.is_some_and(|until| at < until)) {
                 self.rearmed.notify_one();

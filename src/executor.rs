@@ -63,6 +63,8 @@ pub(crate) struct Executor {
     publisher: Arc<Publisher>,
     /// Whether the client waits for a name that another client may grant it.
     is_waiting: watch::Sender<bool>,
+    /// How long the answer to a heartbeat may take.
+    patience: watch::Sender<Duration>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -99,6 +101,8 @@ struct QueueState {
     /// Tasks that are sent again at these moments.
     delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
     next: u64,
+    /// Whether the next task is a ready one, although another is to be sent again.
+    prefers_ready: bool,
     /// The number of workers with a connection and without a task.
     idle: usize,
     /// The number of workers with a connection.
@@ -116,8 +120,8 @@ impl Executor {
     /// reconnection.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
-        let is_waiting = watch::Sender::new(false);
-        Self { work, heartbeats, backend, connections, publisher, is_waiting, workers }
+        let (is_waiting, patience) = (watch::Sender::new(false), watch::Sender::new(ANSWER_WITHIN));
+        Self { work, heartbeats, backend, connections, publisher, is_waiting, patience, workers }
     }
 
     /// Starts the tasks on the current runtime, on the first call. `on_grant` receives the
@@ -129,7 +133,8 @@ impl Executor {
         }
         let worker = |queue| Worker::new(Arc::clone(&self.backend), Arc::clone(queue), Arc::clone(&self.publisher));
         let sink = NotificationSink { on_grant: Box::new(on_grant), is_waiting: self.is_waiting.subscribe() };
-        workers.push(tokio::spawn(worker(&self.heartbeats).for_heartbeats(sink, &self.work).run()));
+        let heartbeats = worker(&self.heartbeats).for_heartbeats(sink, self.patience.subscribe(), &self.work);
+        workers.push(tokio::spawn(heartbeats.run()));
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
 
@@ -179,6 +184,11 @@ impl Executor {
     /// Sets whether the client waits for a name that another client may grant it.
     pub(crate) fn set_waiting(&self, is_waiting: bool) {
         self.is_waiting.send_if_modified(|before| std::mem::replace(before, is_waiting) != is_waiting);
+    }
+
+    /// Sets how long the answer to a heartbeat may take, also to one that is in flight.
+    pub(crate) fn set_heartbeat_patience(&self, patience: Duration) {
+        self.patience.send_if_modified(|before| std::mem::replace(before, patience) != patience);
     }
 
     /// Returns whether a client is notified of grants by other clients, after its first heartbeat.
@@ -255,6 +265,17 @@ impl QueueState {
 
     fn next_ready(&mut self) -> Option<Box<dyn Pending>> {
         self.urgent.pop_front().or_else(|| self.ready.pop_front())
+    }
+
+    /// Takes the next task: an urgent one, or in turn one that is to be sent again and a ready one.
+    fn next_task(&mut self) -> Option<Box<dyn Pending>> {
+        let is_due = self.delayed.first_key_value().is_some_and(|((at, _), _)| *at <= Instant::now());
+        if !is_due || !self.urgent.is_empty() || (self.prefers_ready && !self.ready.is_empty()) {
+            self.prefers_ready = false;
+            return self.next_ready();
+        }
+        self.prefers_ready = true;
+        self.delayed.pop_first().map(|(_, task)| task)
     }
 }
 
@@ -378,16 +399,14 @@ impl Queue {
             let (next_due, _idle) = {
                 let mut state = self.state();
                 let due = state.delayed.first_key_value().map(|((at, _), _)| *at);
-                if has_connection || state.idle == 0 {
-                    let is_due = due.is_some_and(|at| at <= Instant::now());
-                    let delayed = if is_due { state.delayed.pop_first().map(|(_, task)| task) } else { None };
-                    if let Some(task) = delayed.or_else(|| state.next_ready()) {
-                        // Another worker may be asleep while more than one task is there.
-                        if state.has_ready() || !state.delayed.is_empty() {
-                            self.wake(&state);
-                        }
-                        return Some(task);
+                if (has_connection || state.idle == 0)
+                    && let Some(task) = state.next_task()
+                {
+                    // Another worker may be asleep while more than one task is there.
+                    if state.has_ready() || !state.delayed.is_empty() {
+                        self.wake(&state);
                     }
+                    return Some(task);
                 }
                 if state.is_closed && !state.has_ready() && state.delayed.is_empty() {
                     return None;

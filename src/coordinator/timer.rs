@@ -14,7 +14,7 @@ use crate::engine::Event;
 const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// Ends the client when its timer task ends first: with its runtime, or by a panic.
-struct AbandonOnDrop(Weak<Coordinator>);
+pub(super) struct AbandonOnDrop(pub(super) Weak<Coordinator>);
 
 impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
@@ -25,12 +25,12 @@ impl Drop for AbandonOnDrop {
 }
 
 /// Calls the engine when a timer is due, while the coordinator has handles, or has leases to
-/// release and a store that answers.
-pub(super) async fn keep_time(coordinator: Weak<Coordinator>) {
-    let _abandon = AbandonOnDrop(Weak::clone(&coordinator));
+/// release and a store that answers. The argument also ends the client if the runtime drops this
+/// future before its first poll.
+pub(super) async fn keep_time(coordinator: AbandonOnDrop) {
     let mut kept = None;
     loop {
-        let Some(strong) = kept.take().or_else(|| coordinator.upgrade()) else {
+        let Some(strong) = kept.take().or_else(|| coordinator.0.upgrade()) else {
             return;
         };
         let now = strong.now();

@@ -152,11 +152,15 @@ pub(super) struct Worker {
     is_listener_lost: bool,
     /// Whether the connection may be dead.
     suspicion: watch::Receiver<Suspicion>,
+    /// How long the answer to a heartbeat may take; the value may change while it is in flight.
+    patience: Option<watch::Receiver<Duration>>,
     /// The queue of the workers whose connections become suspect when the heartbeat connection is
     /// lost.
     suspects: Option<Arc<Queue>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
+    /// How long opening a connection may take at least: longer after each attempt that took too long.
+    connect_within: Duration,
 }
 
 /// An open connection.
@@ -178,16 +182,23 @@ impl Worker {
             sink: None,
             is_listener_lost: false,
             suspicion,
+            patience: None,
             suspects: None,
             backoff: reconnecting(),
+            connect_within: Duration::ZERO,
         }
     }
 
-    /// Makes this the worker for heartbeats, which receives the notifications of grants by other
-    /// clients. When this worker loses its connection, the connections of the workers of `suspects`
-    /// become suspect.
-    pub(super) fn for_heartbeats(self, sink: NotificationSink, suspects: &Arc<Queue>) -> Self {
-        Self { sink: Some(sink), suspects: Some(Arc::clone(suspects)), ..self }
+    /// Makes this the worker for heartbeats, which have `patience` for an answer. It receives the
+    /// notifications of grants by other clients. When it loses its connection, the connections of the
+    /// workers of `suspects` become suspect.
+    pub(super) fn for_heartbeats(
+        self,
+        sink: NotificationSink,
+        patience: watch::Receiver<Duration>,
+        suspects: &Arc<Queue>,
+    ) -> Self {
+        Self { sink: Some(sink), patience: Some(patience), suspects: Some(Arc::clone(suspects)), ..self }
     }
 
     /// Returns the next task. Meanwhile passes notifications on and gives up a suspect connection.
@@ -246,7 +257,7 @@ impl Worker {
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
         let (answers, failure) =
-            match answered(within, &mut self.suspicion, connection.session.execute_batch(&batch)).await {
+            match answered(within, &mut self.suspicion, None, connection.session.execute_batch(&batch)).await {
                 Ok(answers) => {
                     self.queue.set_failure(None);
                     (answers, None)
@@ -278,7 +289,7 @@ impl Worker {
     /// Sends an operation once.
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), Failure> {
         if self.connection.is_none() {
-            let within = CONNECT_WITHIN.min(task.attempts().answer_within);
+            let within = CONNECT_WITHIN.min(task.attempts().answer_within.max(self.connect_within));
             let connecting = match &self.sink {
                 Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()),
                 None => self.backend.connect(),
@@ -286,9 +297,12 @@ impl Worker {
             let session = match timeout(within, panics::caught_in(connecting)).await {
                 Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
                 Ok(Err(panic)) => return Err(Failure::Panic(panic)),
-                Err(_) => return Err(Failure::Unconnected(None)),
+                Err(_) => {
+                    self.connect_within = within * 2;
+                    return Err(Failure::Unconnected(None));
+                }
             };
-            self.backoff = reconnecting();
+            (self.backoff, self.connect_within) = (reconnecting(), Duration::ZERO);
             self.queue.set_failure(None);
             self.connection = Some(Connection { session, _open: self.queue.open() });
             self.is_listener_lost = false;
@@ -305,7 +319,7 @@ impl Worker {
         measure::statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_within;
-        answered(within, &mut self.suspicion, task.send(&mut *connection.session)).await
+        answered(within, &mut self.suspicion, self.patience.as_mut(), task.send(&mut *connection.session)).await
     }
 
     /// Makes the other connections of the queue suspect if this connection was silent: the next
@@ -372,20 +386,21 @@ impl Worker {
 }
 
 /// Waits for the answer of a connection for this time; on a suspect connection, for the time that
-/// the lost heartbeat had.
+/// the lost heartbeat had; in any case no longer than the current `patience`.
 async fn answered<T>(
     within: Duration,
     suspicion: &mut watch::Receiver<Suspicion>,
+    patience: Option<&mut watch::Receiver<Duration>>,
     job: StoreFuture<'_, T>,
 ) -> Result<T, Failure> {
     let sent_at = Instant::now();
     let overdue = async {
-        tokio::select! {
-            () = sleep(within) => within,
-            patience = suspected(suspicion) => {
-                let within = patience.min(within);
-                sleep_until(sent_at + within).await;
-                within
+        let (mut within, mut patience) = (within, patience);
+        loop {
+            tokio::select! {
+                () = sleep_until(sent_at + within) => return within,
+                limit = suspected(suspicion) => within = within.min(limit),
+                limit = changed(&mut patience) => within = within.min(limit),
             }
         }
     };
@@ -409,6 +424,16 @@ async fn suspected(suspicion: &mut watch::Receiver<Suspicion>) -> Duration {
         Ok(()) => suspicion.borrow_and_update().patience,
         Err(_) => std::future::pending().await,
     }
+}
+
+/// Waits until the patience for an answer changes, and returns it.
+async fn changed(patience: &mut Option<&mut watch::Receiver<Duration>>) -> Duration {
+    if let Some(patience) = patience
+        && patience.changed().await.is_ok()
+    {
+        return *patience.borrow_and_update();
+    }
+    std::future::pending().await
 }
 
 fn reconnecting() -> Backoff {
