@@ -1,6 +1,7 @@
 //! Converts a held lease: to a higher token, or to a shared lease.
 
 use super::handle::Lease;
+use crate::coordinator::HeldLease;
 use crate::engine::{Amendment, NotAmended};
 use crate::error::{Error, Result};
 use crate::protocol::Mode;
@@ -46,7 +47,12 @@ impl Lease {
                 return Err(Error::Conversion { name, reason: "permits of a semaphore are shared already" });
             }
         }
-        match held.amend(Amendment::Downgrade).await {
+        let amending = held.amend(Amendment::Downgrade);
+        let mut converting = Converting { held: &mut self.held, is_answered: false };
+        let amended = amending.await;
+        converting.is_answered = true;
+        drop(converting);
+        match amended {
             Ok(()) => {
                 self.details.mode = Mode::READ;
                 Ok(())
@@ -57,6 +63,21 @@ impl Lease {
             }
             Err(NotAmended::Lost(cause)) => Err(self.loss_error(cause)),
             Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
+        }
+    }
+}
+
+/// Releases a lease whose conversion has no answer yet when it is dropped: the mode of the lease is
+/// unknown.
+struct Converting<'l> {
+    held: &'l mut Option<HeldLease>,
+    is_answered: bool,
+}
+
+impl Drop for Converting<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            drop(self.held.take());
         }
     }
 }
