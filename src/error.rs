@@ -157,9 +157,9 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// [`Locks::shutdown`](crate::Locks::shutdown) was called, or the runtime of this client has
-    /// ended.
-    #[error("this client has been shut down, or the runtime that it ran on has ended")]
+    /// [`Locks::drain`](crate::Locks::drain) or [`Locks::shutdown`](crate::Locks::shutdown) was
+    /// called, or the runtime of this client has ended.
+    #[error("this client is drained or shut down, or the runtime that it ran on has ended")]
     Closed,
 
     /// The text is not a valid [`LockName`].
@@ -347,6 +347,11 @@ pub enum Error {
     /// The attempt was completed before with another result, which stays. Nothing was written.
     #[error("the attempt was completed before with another result, which stays")]
     AlreadyCompleted,
+
+    /// The result of the step is stored already. Roll the transaction back, and
+    /// [recall](crate::idempotency::attempt::Attempt::recall) the result.
+    #[error("the step is recorded already: roll this transaction back, and recall its result")]
+    StepRecorded,
 
     /// A response with this status does not prove that nothing was done, so it cannot count as a
     /// [refusal](crate::idempotency::http::IdempotencyLayer::refusals).

@@ -50,6 +50,10 @@ pub trait RecordDialect: Dialect {
     const SKIPS_LOCKED_IN_DELETE: bool = false;
     /// The hint with which a SELECT reads the index by expiry, and locks no other rows.
     const EXPIRY_INDEX_HINT: &'static str = "";
+    /// The hint with which a statement reads the primary key, and locks no other rows.
+    const KEY_INDEX_HINT: &'static str = "";
+    /// Whether texts that differ by trailing spaces are equal.
+    const IGNORES_TRAILING_SPACES: bool = false;
     /// The column with the name of a step, as text.
     const STEP_COLUMN: &'static str;
     /// Whether a claim may wait for another, uncommitted claim. Another connection then looks for

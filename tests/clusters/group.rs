@@ -54,6 +54,8 @@ async fn single_primary_member_grants_only_while_online() {
     execute(&pool, "CREATE USER app@'127.0.0.1'; GRANT ALL ON test.* TO app@'127.0.0.1'").await;
     let reason = refused(on(&limited).connect().await);
     assert!(reason.contains("GRANT SELECT ON performance_schema.replication_group_members"), "{reason}");
+    let session = on(&limited).build().session("a").try_acquire().await;
+    assert!(matches!(session, Err(Error::Unsupported { .. })), "{session:?}");
     execute(&pool, "GRANT SELECT ON performance_schema.replication_group_members TO app@'127.0.0.1'").await;
     on(&limited).connect().await.expect("it may read the state");
 

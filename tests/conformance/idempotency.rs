@@ -554,6 +554,23 @@ async fn sweeper_skips_expired_keys_in_use() {
     assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::Replay(7));
 }
 
+/// The more records are deleted, the likelier a server reads the whole table.
+#[tokio::test]
+async fn purge_waits_for_no_claim_in_progress() {
+    if DATABASE == Database::Sqlite {
+        return; // A transaction that claims holds the only write lock.
+    }
+    let app = app().await;
+    for i in 0..40 {
+        assert_eq!(app.charge(&alice(&i.to_string())).await, Outcome::New(i + 1));
+    }
+    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    let mut tx = app.begin().await;
+    let _claim = claimed(app.payments.begin(&mut tx, &alice("new"), &another()).await);
+    assert_eq!(soon("the purge", app.payments.purge()).await.expect("purge"), 40);
+    tx.rollback().await.expect("rollback");
+}
+
 async fn expire(app: &App, key: &str) {
     let sql = format!("UPDATE sqlock_idem SET expires_at = 1 WHERE request_key = '{key}'");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&app.books.pool).await.expect("update");

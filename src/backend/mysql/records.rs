@@ -18,10 +18,14 @@ const WITHOUT_WAITING: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 F
 const READ_UNCOMMITTED: &str = "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
 
 impl RecordDialect for MySql {
-    const NOW: &'static str = now!();
+    // The caller's session may have any time zone, and `now!` is right in UTC only.
+    const NOW: &'static str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
     const INSERT_NEW: (&'static str, &'static str) = ("INSERT IGNORE INTO ", "");
     const SKIP_LOCKED: &'static str = " FOR UPDATE SKIP LOCKED";
     const EXPIRY_INDEX_HINT: &'static str = " FORCE INDEX (sqlock_idem_by_expiry)";
+    // The server prefers to scan a small table, and would wait for the claims in progress.
+    const KEY_INDEX_HINT: &'static str = " FORCE INDEX (PRIMARY)";
+    const IGNORES_TRAILING_SPACES: bool = true;
     // The names and numbers of servers differ between the nodes of a cluster, and the case of a
     // database's name may not count.
     const SELECT_IDENTITY: &'static str = "SELECT COALESCE(CAST(LOWER(DATABASE()) AS CHAR), '')";

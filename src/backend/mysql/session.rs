@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use sqlx::mysql::MySqlConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection};
 
+use super::{ServerInfo, configure};
 use crate::backend::session::{SESSION_TIMEOUT, SessionHolder, SessionLocks, another_session, session_key};
 use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
@@ -13,15 +14,12 @@ use crate::name::LockName;
 /// The statements.
 #[rustfmt::skip]
 mod sql {
-pub(super) const IDENTIFY: &str = "
-SELECT CAST(CONNECTION_ID() AS SIGNED), COALESCE(DATABASE(), ''), CAST(@@GLOBAL.read_only AS SIGNED)";
+pub(super) const IDENTIFY: &str = "SELECT CAST(CONNECTION_ID() AS SIGNED), COALESCE(DATABASE(), '')";
 
-// Not every server has these variables, and not every user may see the members of a group.
+// Not every server has these variables.
 pub(super) const GALERA: &str = "
 SHOW GLOBAL VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'
                          OR Variable_name = 'wsrep_provider' AND Value NOT IN ('', 'none')";
-pub(super) const GROUP: &str = "
-SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE member_state = 'ONLINE'";
 
 // Bind order: the session, lock. Does not wait. NULL: another session answered, or an error
 // occurred in this one.
@@ -44,16 +42,14 @@ pub(super) const ID: &str = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
 pub(super) async fn open(options: &MySqlConnectOptions) -> Result<Box<dyn SessionLocks>> {
     let failed = |error| Error::from_sqlx("open a connection for session locks", error);
     let mut conn = options.clone().disable_statement_logging().connect().await.map_err(failed)?;
-    let row = conn.fetch_one(sql::IDENTIFY).await.map_err(failed)?;
-    let read = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
-    let (id, database, read_only): (i64, String, i64) = read().map_err(failed)?;
-    if let Some(reason) = unsupported_reason(&mut conn, read_only != 0).await.map_err(failed)? {
+    let server = configure(&mut conn).await.map_err(failed)?;
+    if let Some(reason) = unsupported_reason(&mut conn, &server).await.map_err(failed)? {
         return Err(Error::Unsupported { what: "a session lock", reason });
     }
     // The time after which the server ends a silent session.
     let seconds = SESSION_TIMEOUT.as_secs();
-    let settings = format!("SET SESSION autocommit = 1, wait_timeout = {seconds}");
-    conn.execute(AssertSqlSafe(settings)).await.map_err(failed)?;
+    conn.execute(AssertSqlSafe(format!("SET SESSION wait_timeout = {seconds}"))).await.map_err(failed)?;
+    let (id, database) = sqlx::query_as(sql::IDENTIFY).fetch_one(&mut conn).await.map_err(failed)?;
     Ok(Box::new(MySqlSessionLocks { conn, id, database }))
 }
 
@@ -87,23 +83,20 @@ fn key(database: &str, name: &LockName) -> String {
 }
 
 /// Returns why a lock on this server would not exclude other clients. Locks of this kind are not
-/// replicated.
-async fn unsupported_reason(conn: &mut MySqlConnection, read_only: bool) -> Result<Option<&'static str>, sqlx::Error> {
-    if read_only {
+/// replicated. The state of a member of a group is not asked: a lock would not survive its change.
+async fn unsupported_reason(
+    conn: &mut MySqlConnection,
+    server: &ServerInfo,
+) -> Result<Option<&'static str>, sqlx::Error> {
+    if server.is_read_only {
         return Ok(Some("this server is read-only, as replicas are: its locks are not those of the primary"));
     }
-    if is_on_galera(conn).await? {
+    if server.may_be_galera && is_on_galera(conn).await? {
         return Ok(Some(
             "GET_LOCK of one node of a Galera cluster does not exclude clients of the others; take a lease",
         ));
     }
-    let online = match sqlx::raw_sql(sql::GROUP).fetch_all(conn).await {
-        Ok(rows) => rows.first().map_or(Ok(0), |row| row.try_get(0))?,
-        // The table does not exist, or the user may not read it.
-        Err(sqlx::Error::Database(_)) => 0,
-        Err(error) => return Err(error),
-    };
-    Ok((online > 0).then_some(
+    Ok(server.is_in_group.then_some(
         "GET_LOCK of one member of a replication group does not exclude clients of the others; take a lease",
     ))
 }

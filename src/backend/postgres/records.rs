@@ -93,9 +93,15 @@ impl RecordDialect for Postgres {
 impl PostgresStore {
     pub(super) async fn execute_command(&mut self, command: &RecordCommand) -> Result<RecordResponse, sqlx::Error> {
         let connection = self.connection.connection().await?;
-        self.settings.begin(connection).await?;
+        self.settings.verify(connection).await?;
+        // A record is resolved together with the insertion of its resolution.
+        let settings = match command {
+            RecordCommand::Resolve(_) => self.settings.in_transactions(),
+            _ => self.settings,
+        };
+        settings.begin(connection).await?;
         let found = execute_command::<Postgres>(connection, command).await;
-        self.settings.end(connection, found.is_ok()).await?;
+        settings.end(connection, found.is_ok()).await?;
         found
     }
 }

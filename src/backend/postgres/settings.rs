@@ -75,6 +75,14 @@ impl Settings {
         Err(not_writable("the server does not replicate synchronously any more, as required".into()))
     }
 
+    /// Returns these settings for several statements that take effect together.
+    pub(super) fn in_transactions(self) -> Self {
+        match self.transaction {
+            TransactionMode::None => Self { transaction: TransactionMode::AsConfigured, ..self },
+            _ => self,
+        }
+    }
+
     /// Begins a transaction, if statements need one.
     pub(super) async fn begin(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let begin = match self.transaction {

@@ -68,6 +68,9 @@ fn push_select<DB: RecordDialect>(query: &mut QueryBuilder<DB>, selection: &Sele
     if let Some(namespace) = namespace {
         query.push(" AND namespace = ");
         DB::push_text(query, namespace);
+        if DB::IGNORES_TRAILING_SPACES {
+            query.push(" AND LENGTH(namespace) = ").push(namespace.len());
+        }
     }
     if *min_attempts > 0 {
         query.push(" AND attempts >= ").push(min_attempts);

@@ -17,27 +17,29 @@ const NEVER: i64 = 253_402_300_799_999_999;
 /// Deletes the results of the expired ones among these records, if their keys are refused after
 /// expiry.
 async fn expire_permanent<DB: RecordDialect>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
-    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = NULL, state = 'expired', expires_at = ");
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem");
+    query.push(DB::KEY_INDEX_HINT).push(" SET result = NULL, state = 'expired', expires_at = ");
     query.push(NEVER).push(" WHERE ");
     push_ids::<DB>(&mut query, ids);
     query.push(" AND state = 'done' AND permanent = 1 AND expires_at <= ").push(DB::NOW);
     DB::execute(conn, &mut query).await
 }
 
-/// Deletes the expired ones among these records, with their steps. Skips locked records, because
-/// the transaction that uses a record may be long.
+/// Deletes the expired ones among these records, with their steps. Skips records that are locked,
+/// because the transaction that uses a record may be long.
 pub(super) async fn delete_expired<DB: RecordDialect>(
     conn: &mut DB::Connection,
     ids: &[String],
 ) -> Result<u64, sqlx::Error> {
-    let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem WHERE ");
+    let mut free = QueryBuilder::new("SELECT id FROM sqlock_idem");
+    free.push(DB::KEY_INDEX_HINT).push(" WHERE ");
     push_ids::<DB>(&mut free, ids);
     free.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW).push(DB::SKIP_LOCKED);
     let ids = if DB::SKIPS_LOCKED_IN_DELETE { ids.to_vec() } else { fetch_texts::<DB>(conn, &mut free).await? };
     if ids.is_empty() {
         return Ok(0);
     }
-    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem WHERE ");
+    let mut query = delete_from::<DB>("sqlock_idem");
     push_ids::<DB>(&mut query, &ids);
     if DB::SKIPS_LOCKED_IN_DELETE {
         query.push(" AND id IN (SELECT id FROM sqlock_idem WHERE ");
@@ -59,11 +61,20 @@ pub(super) async fn delete_orphaned_steps<DB: RecordDialect>(
     conn: &mut DB::Connection,
     ids: &[String],
 ) -> Result<u64, sqlx::Error> {
-    let mut query = QueryBuilder::new("DELETE FROM sqlock_idem_step WHERE ");
+    let mut query = delete_from::<DB>("sqlock_idem_step");
     push_ids::<DB>(&mut query, ids);
     query.push(" AND ");
     push_orphaned::<DB>(&mut query, "sqlock_idem_step");
     DB::execute(conn, &mut query).await
+}
+
+/// Begins a DELETE that finds its rows by the primary key.
+fn delete_from<DB: RecordDialect>(table: &str) -> QueryBuilder<DB> {
+    match DB::KEY_INDEX_HINT {
+        "" => QueryBuilder::new(format!("DELETE FROM {table} WHERE ")),
+        // Only a DELETE with a list of tables takes a hint.
+        hint => QueryBuilder::new(format!("DELETE {table} FROM {table}{hint} WHERE ")),
+    }
 }
 
 /// The condition that a step in this table has no record, or one in the state `expired`.

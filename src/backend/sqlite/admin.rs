@@ -104,12 +104,18 @@ DELETE FROM sqlock_lease AS l
 RETURNING name;", sweep_notes!("n.name > $1 AND n.name <= $2"), "
 COMMIT");
 
-// $1 retention, $2 the last name
+// Reads all leases, so it runs before the transaction. $1 retention
+#[rustfmt::skip]
+const STALE_CLIENTS: &str = concat!("
+SELECT coalesce(json_group_array(id), '[]') AS ids FROM sqlock_client
+ WHERE beat_at < ", now!(), " - $1 AND id NOT IN (SELECT client FROM sqlock_lease UNION ALL SELECT client FROM sqlock_entry)");
+
+// A client that has sent a heartbeat meanwhile stays. One that has acquired without a heartbeat
+// registers again. $1 retention, $2 the last name, $3 ids
 #[rustfmt::skip]
 const SWEEP_CLIENTS: &str = concat!("
 BEGIN IMMEDIATE;", sweep_notes!("n.name > $2"), "
-DELETE FROM sqlock_client
- WHERE beat_at < ", now!(), " - $1 AND id NOT IN (SELECT client FROM sqlock_lease UNION ALL SELECT client FROM sqlock_entry);
+DELETE FROM sqlock_client WHERE beat_at < ", now!(), " - $1 AND id IN (SELECT value FROM json_each($3));
 COMMIT");
 
 pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Result<Swept, sqlx::Error> {
@@ -118,7 +124,9 @@ pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Re
     let row = found.first().ok_or(sqlx::Error::RowNotFound)?;
     let (names, last) = (row.number("names")?, row.text("last")?);
     if names == 0 {
-        transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention).bind(&range.after)).await?;
+        let stale = rows(conn, sqlx::query(STALE_CLIENTS).bind(retention)).await?;
+        let ids = stale.first().ok_or(sqlx::Error::RowNotFound)?.text("ids")?;
+        transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention).bind(&range.after).bind(ids)).await?;
         return Ok(Swept { purged: 0, last: None });
     }
     let purged = transaction(conn, sqlx::query(SWEEP).bind(&range.after).bind(&last).bind(retention)).await?;

@@ -50,14 +50,14 @@ impl Attempt {
         Ok(result)
     }
 
-    /// Stores the result of a step, together with its writes, in a transaction of the caller's own,
-    /// unless a result is stored already. No other attempt begins before that transaction has
-    /// ended.
+    /// Stores the result of a step, together with its writes, in a transaction of the caller's own.
+    /// No other attempt begins before that transaction has ended.
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step). The transaction stays usable; roll it back when the attempt was
-    /// lost.
+    /// As [`step`](Self::step), and [`Error::StepRecorded`] when a result is stored already, by an
+    /// earlier attempt or by a transaction whose commit was unknown. After an error, roll the
+    /// transaction back: otherwise its other writes take effect.
     ///
     /// # Cancel safety
     ///
@@ -76,8 +76,10 @@ impl Attempt {
         if !records::lock_attempt::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
             return Err(self.lost_error());
         }
-        records::store_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)?;
-        Ok(())
+        match records::store_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)? {
+            0 => Err(Error::StepRecorded),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the result of a step that this attempt, or an earlier one, has stored.

@@ -172,6 +172,23 @@ async fn overtaken_attempt_can_write_nothing() {
     assert_eq!(app.effects().await, 1);
 }
 
+/// The reply to the commit of the first transaction was lost, and the caller repeats it.
+#[tokio::test]
+async fn repeated_step_is_refused() {
+    let app = app().await;
+    let attempt = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
+    let mut tx = app.begin().await;
+    add_one(&mut tx, 1).await.expect("an effect");
+    attempt.record_step(&mut tx, "ledger", &5).await.expect("step");
+    tx.commit().await.expect("commit");
+    let mut tx = app.begin().await;
+    add_one(&mut tx, 1).await.expect("an effect");
+    let repeated = attempt.record_step(&mut tx, "ledger", &5).await;
+    assert!(matches!(repeated, Err(Error::StepRecorded)), "{repeated:?}");
+    tx.rollback().await.expect("rollback");
+    assert_eq!(app.effects().await, 1);
+}
+
 #[tokio::test]
 async fn handler_that_knows_that_nothing_happened_says_so() {
     let app = app().await;

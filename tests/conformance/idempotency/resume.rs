@@ -108,6 +108,44 @@ async fn resolution_whose_reply_was_lost_is_recorded_once() {
     assert_eq!(state(&app, "a").await, Some(("done", 1)));
 }
 
+/// The resolution cannot be stored, as for a user without the right to write it.
+#[tokio::test]
+async fn unrecorded_resolution_changes_no_record() {
+    let app = app().await;
+    let token = app.unknown(&alice("a")).await;
+    run(&app.books.pool, "ALTER TABLE sqlock_idem_resolution RENAME TO elsewhere").await;
+    for resolution in [Resolution::failed(), Resolution::done(&7).expect("JSON")] {
+        let resolved = app.payments.resolve(&alice("a"), token, resolution.by("ann")).await;
+        assert!(resolved.is_err(), "{resolved:?}");
+        assert_eq!(state(&app, "a").await, Some(("unknown", 1)));
+    }
+}
+
+#[tokio::test]
+async fn token_forgotten_after_lost_reply_is_reported_as_forgotten() {
+    if DATABASE == Database::Sqlite {
+        return; // There is no network between.
+    }
+    let app = app().await;
+    let issued = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
+    let key = IdempotencyKey::issued("alice", issued.as_str());
+    let token = app.unknown(&key).await;
+    let (proxy, url) = behind_a_reading_proxy(&app.books.db.url);
+    let locks = builder(connect(&url, 2).await).build();
+    let far = Idempotency::new(&locks).namespace("payments");
+    proxy.cut_reply_to("UPDATE sqlock_idem SET state = 'issued'");
+    assert!(soon("the end", far.forget(&key, token)).await.expect("forget"));
+}
+
+#[tokio::test]
+async fn lists_compare_namespaces_byte_by_byte() {
+    let app = app().await;
+    app.unknown(&alice("a")).await;
+    let padded = app.payments.clone().namespace("payments ");
+    assert_eq!(padded.unfinished(10).await.expect("list"), []);
+    assert_eq!(app.payments.unfinished(10).await.expect("list").len(), 1);
+}
+
 #[tokio::test]
 async fn resume_continues_after_panic_and_error() {
     let app = app().await;
