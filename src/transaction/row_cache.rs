@@ -8,17 +8,19 @@ use crate::backend::dialect::Column;
 use crate::clock::Moment;
 use crate::name::LockName;
 
-/// How long the row of a name is assumed to exist.
+/// How long the row of a name is assumed to exist, and a column to be as it was.
 pub(crate) const ENSURED_FOR: Duration = Duration::from_secs(60);
 
 /// The most names in the cache.
 const MAX_ENSURED: usize = 10_000;
 
+/// The name of a table as the caller wrote it, and the columns of a key.
+type KeyOfTable = (String, Vec<String>);
+
 #[derive(Default)]
 pub(crate) struct RowCache {
     ensured: Mutex<HashMap<LockName, Moment>>,
-    /// The columns by table, column and the other columns of its key.
-    columns: Mutex<HashMap<(String, Vec<String>), Column>>,
+    columns: Mutex<HashMap<KeyOfTable, (Column, Moment)>>,
 }
 
 impl RowCache {
@@ -42,17 +44,17 @@ impl RowCache {
         lock(&self.ensured).remove(name);
     }
 
-    pub(crate) fn column(&self, key: &(String, Vec<String>)) -> Option<Column> {
-        lock(&self.columns).get(key).cloned()
+    pub(crate) fn column(&self, key: &KeyOfTable) -> Option<Column> {
+        lock(&self.columns).get(key).filter(|(_, at)| is_recent(at)).map(|(column, _)| column.clone())
     }
 
-    pub(crate) fn set_column(&self, key: (String, Vec<String>), column: Column) {
-        lock(&self.columns).insert(key, column);
+    pub(crate) fn set_column(&self, key: KeyOfTable, column: Column) {
+        lock(&self.columns).insert(key, (column, Moment::now()));
     }
 }
 
-fn is_recent(ensured: &Moment) -> bool {
-    Moment::now().since(*ensured) < ENSURED_FOR
+fn is_recent(at: &Moment) -> bool {
+    Moment::now().since(*at) < ENSURED_FOR
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

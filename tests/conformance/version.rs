@@ -584,3 +584,18 @@ async fn errors_of_the_database_are_told_as_such() {
     let error = bank.accounts.delete(&small, 1, 1).await.expect_err("closed");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
 }
+
+/// SQLite takes an unknown name in quotes for a text, which no row equals.
+#[tokio::test]
+async fn unknown_column_is_an_error_and_no_conflict() {
+    let bank = bank().await;
+    for accounts in [Versioned::table("accounts").key("idd"), Versioned::table("accounts").version("revision")] {
+        let updated = accounts.update(&bank.pool, 1, 1, |set| {
+            set.push("balance = 0");
+        });
+        let updated = updated.await;
+        assert!(matches!(updated, Err(Error::Database { .. })), "{updated:?}");
+        let deleted = accounts.delete(&bank.pool, 1, 1).await;
+        assert!(matches!(deleted, Err(Error::Database { .. })), "{deleted:?}");
+    }
+}

@@ -45,7 +45,7 @@ impl QuotedNames {
         K: Encode<'q, DB> + Type<DB>,
     {
         let Self { table, key: column, version } = self;
-        let sql = format!("SELECT CAST({version} AS {}) FROM {table} WHERE {column} = ", DB::INTEGER);
+        let sql = format!("SELECT CAST(t.{version} AS {}) FROM {table} AS t WHERE t.{column} = ", DB::INTEGER);
         let mut query = QueryBuilder::new(sql);
         push_key(&mut query, key);
         query.push(DB::CURRENT_READ);
@@ -70,8 +70,9 @@ impl QuotedNames {
         // On a new line, because the caller's text may end in a comment. After it, because MySQL
         // assigns from left to right, and the caller may use the old version.
         let comma = if query.sql().as_str().len() > empty { "\n, " } else { "" };
-        push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {column} = ")), key);
-        DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
+        // Names with the table, because SQLite takes an unknown name in quotes for a text.
+        push_key(query.push(format_args!("{comma}{version} = {version} + 1 WHERE {table}.{column} = ")), key);
+        DB::push_integer(query.push(format_args!(" AND {table}.{version} = ")), expected);
         query
     }
 
@@ -82,9 +83,9 @@ impl QuotedNames {
         K: Encode<'q, DB> + Type<DB>,
     {
         let Self { table, key: column, version } = self;
-        let mut query = QueryBuilder::new(format!("DELETE FROM {table} WHERE {column} = "));
+        let mut query = QueryBuilder::new(format!("DELETE FROM {table} WHERE {table}.{column} = "));
         push_key(&mut query, key);
-        DB::push_integer(query.push(format_args!(" AND {version} = ")), expected);
+        DB::push_integer(query.push(format_args!(" AND {table}.{version} = ")), expected);
         query
     }
 
