@@ -371,6 +371,7 @@ async fn repeated_release_succeeds_and_spares_the_successor() {
     let mut network = NetworkFixture::new().await;
     let (locks, rival) = (network.locks().await, network.rival().await);
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let token = lease.token().get();
     network.strike(Fault::Mute).await;
     let releasing = tokio::spawn(lease.release());
     if network.proxy.is_some() {
@@ -378,7 +379,6 @@ async fn repeated_release_succeeds_and_spares_the_successor() {
         network.until("the release", "a", |row| row.id.is_empty()).await;
     }
     let taking = tokio::spawn(rival.lease("a").wait(SOON).acquire());
-    let token = network.row("a").await.expect("the row").token;
     network.cut_when("a", |row| !row.id.is_empty() && row.token > token).await;
     soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
     let next = soon("the successor", taking).await.expect("no panic").expect("acquire");
