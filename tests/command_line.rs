@@ -291,8 +291,8 @@ async fn conflict_message_names_the_holder() {
     let token = second.token().to_string();
     let unlock = ["unlock", "deploy", "--token", &token];
     // The waiter's process, and its host.
-    let who = Regex::new(r"(?m)^1        \S+ +").expect("a pattern");
-    let heading = Regex::new("WHO +WANTS").expect("a pattern");
+    let who = Regex::new(r"(?m)^1 +\S+ +").expect("a pattern");
+    let heading = Regex::new("WAITER +MODE").expect("a pattern");
     for (code, arguments) in [
         (75, &["run", "-n", "deploy", "--", "make"][..]),
         (79, &["release", "deploy", "--token", "17"]),
@@ -301,8 +301,8 @@ async fn conflict_message_names_the_holder() {
         (0, &unlock),
     ] {
         let ended = run(&db, arguments).await.expect(code);
-        let stdout = who.replace_all(&ended.stdout, "1        [WHO]  ");
-        let heading = heading.replace_all(&stdout, "WHO  WANTS").into_owned();
+        let stdout = who.replace_all(&ended.stdout, "1         [WHO]  ");
+        let heading = heading.replace_all(&stdout, "WAITER  MODE").into_owned();
         answer(&mut text, &arguments.join(" "), &Ended { stdout: heading, ..ended });
     }
     waiter.signal(Signal::INT);

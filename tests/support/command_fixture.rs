@@ -329,14 +329,14 @@ impl Run {
     }
 
     /// Waits until the watchdog has set its name, and returns its PID.
-    pub async fn guard(&self) -> Pid {
-        self.guard_after(None).await
+    pub async fn watchdog(&self) -> Pid {
+        self.watchdog_after(None).await
     }
 
     /// Waits for the watchdog that replaces another one.
-    pub async fn guard_after(&self, first: Option<Pid>) -> Pid {
-        let is_one = |child: &Pid| name(*child) == "lease-guard" && Some(*child) != first;
-        until_some("the guard", || children(self.pid).into_iter().find(is_one)).await
+    pub async fn watchdog_after(&self, first: Option<Pid>) -> Pid {
+        let is_one = |child: &Pid| name(*child) == "sqlock-watchdog" && Some(*child) != first;
+        until_some("the watchdog", || children(self.pid).into_iter().find(is_one)).await
     }
 
     /// Waits for the command, a shell, and returns its PID.

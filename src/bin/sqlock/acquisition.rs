@@ -44,7 +44,8 @@ pub struct LeaseArgs {
     pub nonblock: bool,
     /// Wait at most this long, then exit with 75. The wait includes outages of the database; if it
     /// cannot be reached at the end, exit with 69. Without this option, wait for the name for as
-    /// long as it takes.
+    /// long as it takes; exit with 69 if the database cannot be reached at the start, or for longer
+    /// than --ttl during the wait.
     #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = duration::parse)]
     pub timeout: Option<Duration>,
     /// Share the name with other shared holders: many readers or one writer. Readers and writers
@@ -130,7 +131,7 @@ impl LeaseArgs {
             Err(_) if waited.is_some() => return Err(no_answer_failure(HOLDERS_TIMEOUT)),
             _ => None,
         };
-        let holders = holders.unwrap_or_else(|| "it was held meanwhile".into());
+        let holders = holders.unwrap_or_else(|| "another process held it".into());
         let within = waited.map(|waited| format!(" within {}", duration::format_exact(waited))).unwrap_or_default();
         stderr::print_note(&format!("{} not obtained{within}: {holders}", quote(&self.name)));
         Ok(None)
@@ -310,8 +311,8 @@ async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant
         if let (Some(held), Some(waiting)) = (describe::describe_holders(&holders), progress.latest()) {
             let now = Some((waiting.ahead, waiting.holder.map(|holder| holder.token)));
             let ahead = match waiting.ahead {
-                0 => "next in line".into(),
-                ahead => format!("{ahead} ahead in line"),
+                0 => "next in the queue".into(),
+                ahead => format!("{ahead} ahead in the queue"),
             };
             if now != reported || (!is_live && last_note.elapsed() >= NOTE_INTERVAL) {
                 let hint =

@@ -77,13 +77,13 @@ pub fn majority_grant_to_json(name: &str, token: FencingToken, owner: Option<Own
 }
 
 /// Makes the object of `show --json`: the first holder, the other holders and the waiters.
-pub fn name_to_json(holders: &[LeaseInfo], line: &[WaiterInfo]) -> Value {
+pub fn name_to_json(holders: &[LeaseInfo], queue: &[WaiterInfo]) -> Value {
     let Some((first, others)) = holders.split_first() else {
         return Value::Null;
     };
     let mut shown = json!(first);
     shown["other_holders"] = json!(others);
-    shown["waiters_in_line"] = json!(line);
+    shown["queue"] = json!(queue);
     shown
 }
 

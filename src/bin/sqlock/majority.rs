@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlock::inspect::LeaseInfo;
 use sqlock::lease::LeaseOptions;
 use sqlock::quorum::{Quorum, QuorumLease};
-use sqlock::{Error, FencingToken, Locks, Owner};
+use sqlock::{Error, FencingToken, LockName, Locks, Owner};
 use tokio::task::JoinSet;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -68,8 +68,8 @@ impl Majority {
         count_majority(self.databases.len())
     }
 
-    /// Asks each database for holders. A database that does not answer has a text with the reason
-    /// instead of a list. Fails if less than a majority answers.
+    /// Asks each database for holders. A database without tables has none. A database that does not
+    /// answer has a text with the reason instead of a list. Fails if less than a majority answers.
     pub async fn list_holders<F>(
         &self,
         list: impl Fn(Locks) -> F,
@@ -85,9 +85,21 @@ impl Majority {
         }
         let mut lists: Vec<_> = (0..count).map(|node| Err(format!("{}: no answer", self.describe(node)))).collect();
         let mut deadline = Instant::now() + LIST_TIMEOUT;
+        let mut code = exit::UNREACHABLE;
         while let Ok(Some(done)) = timeout_at(deadline, requests.join_next()).await {
             let Ok((node, listed)) = done else { continue };
-            lists[node] = listed.map_err(|error| format!("{}: {}", self.describe(node), error.report()));
+            lists[node] = match listed {
+                Ok(list) => Ok(list),
+                Err(Error::NotMigrated { .. }) => Ok(Vec::new()),
+                Err(error) => {
+                    let reason = format!("{}: {}", self.describe(node), error.report());
+                    // A reason that another attempt would not resolve decides the exit code.
+                    if !error.is_retryable() {
+                        code = Failure::from(error).code;
+                    }
+                    Err(reason)
+                }
+            };
             if lists.iter().flatten().count() >= needed {
                 deadline = deadline.min(Instant::now() + LATE_TIMEOUT);
             }
@@ -97,7 +109,7 @@ impl Majority {
         if answered < needed {
             let reasons = missing.join("; ");
             let message = format!("{answered} of {count} databases answered, and {needed} must: {reasons}");
-            return Err(Failure::new(exit::UNREACHABLE, message));
+            return Err(Failure::new(code, message));
         }
         Ok(lists)
     }
@@ -131,10 +143,10 @@ impl Majority {
     /// Takes the lease on a majority, or gives up at --timeout. `None`: not obtained, and a note has
     /// said so.
     pub async fn acquire(&self, args: &LeaseArgs, options: LeaseOptions) -> Result<Option<QuorumLease>, Failure> {
-        let name = args.name.clone();
+        let name = LockName::new(args.name.as_str())?;
         let start = Instant::now();
         inspect_majority(args, &self.databases).await?;
-        let request = self.quorum.lease(&name).options(options);
+        let request = self.quorum.lease(name.as_str()).options(options);
         let left = || args.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
         let mut outage = Outage::default();
         let acquired = loop {
@@ -156,7 +168,7 @@ impl Majority {
             (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
             _ => return Ok(acquired?),
         };
-        stderr::print_note(&format!("{} not obtained{within}: another process requested it", quote(&name)));
+        stderr::print_note(&format!("{} not obtained{within}: another process requested it", quote(name.as_str())));
         Ok(None)
     }
 }
@@ -198,12 +210,12 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
             }
             Ok((_, Ok(Ok(_)))) => answered += 1,
             Ok((node, Ok(Err(error)))) => {
-                if let Some(reason) = describe_unusable(&node, error) {
+                if let Some(failure) = describe_unusable(&node, error) {
                     unusable += 1;
                     if count - unusable < needed {
-                        return Err(Failure::configuration(reason));
+                        return Err(failure);
                     }
-                    stderr::print_warning(&reason);
+                    stderr::print_warning(&failure.message);
                 }
             }
             // The database did not answer. A minority may be down.
@@ -214,9 +226,9 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
     tokio::spawn(async move {
         while let Some(inspected) = inspections.join_next().await {
             if let Ok((node, Ok(Err(error)))) = inspected
-                && let Some(reason) = describe_unusable(&node, error)
+                && let Some(failure) = describe_unusable(&node, error)
             {
-                stderr::print_warning(&reason);
+                stderr::print_warning(&failure.message);
             }
         }
     });
@@ -225,14 +237,17 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
 
 /// Describes a database that cannot vote until an operator changes it. `None`: the database is out
 /// of reach.
-fn describe_unusable(node: &str, error: Error) -> Option<String> {
+fn describe_unusable(node: &str, error: Error) -> Option<Failure> {
     match error {
         Error::Unavailable { .. } => None,
         // The database may have lost its data, so the tables are not created implicitly.
-        Error::NotMigrated { .. } => Some(format!(
+        Error::NotMigrated { .. } => Some(Failure::configuration(format!(
             "{node} has no sqlock tables and does not vote: run \"sqlock migrate\" with its URL. It votes when its tables are \
              older than the TTL"
-        )),
-        error => Some(format!("{node} does not vote: {error}")),
+        ))),
+        error => {
+            let message = format!("{node} does not vote: {}", error.report());
+            Some(Failure::new(Failure::from(error).code, message))
+        }
     }
 }

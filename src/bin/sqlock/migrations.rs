@@ -55,6 +55,10 @@ pub fn list_after(kind: Kind, version: usize) -> Result<Vec<(usize, &'static str
     Ok((1..).zip(list(kind).iter().copied()).skip(version).collect())
 }
 
+/// The last version that this program can work with, even if it does not know it: the end of the
+/// generation of its own versions, as for the library (`GENERATION` in src/schema.rs).
+pub const LAST_COMPATIBLE_VERSION: usize = 999;
+
 fn latest_version(kind: Kind) -> usize {
     list(kind).len()
 }

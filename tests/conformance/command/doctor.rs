@@ -234,11 +234,17 @@ async fn name_column_that_conflates_names_fails() {
 #[tokio::test]
 async fn unexpected_migration_history_is_a_failure() {
     let (db, pool) = migrated().await;
-    let copy = "INSERT INTO _sqlock_migrations (version, description, installed_on, success, checksum, execution_time)
-                SELECT 99, description, installed_on, success, checksum, execution_time FROM _sqlock_migrations WHERE version = 1";
-    execute(&pool, copy).await;
-    doctor(&db.url, 1).await.assert("tables", "fail", "migration 99 is newer than this program");
-    execute(&pool, "DELETE FROM _sqlock_migrations WHERE version IN (2, 99)").await;
+    for (version, exit, status) in [(999, 0, "ok"), (1_000, 1, "fail")] {
+        let copy = format!(
+            "INSERT INTO _sqlock_migrations (version, description, installed_on, success, checksum, execution_time)
+             SELECT {version}, description, installed_on, success, checksum, execution_time FROM _sqlock_migrations
+              WHERE version = 1"
+        );
+        execute(&pool, &copy).await;
+        let found = format!("migration {version} is newer than this program");
+        doctor(&db.url, exit).await.assert("tables", status, &found);
+    }
+    execute(&pool, "DELETE FROM _sqlock_migrations WHERE version IN (2, 999, 1000)").await;
     doctor(&db.url, 1).await.assert("tables", "fail", "migration 2 not applied");
     run(&db, &["migrate"]).await.expect(0);
     doctor(&db.url, 0).await.assert("tables", "ok", "up to date");

@@ -179,7 +179,7 @@ async fn show_prints_every_detail_of_a_name() {
     let mut shown = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
     let mut listed = parse(&run(&db, &["ls", "--json"]).await.expect(0));
     let shown = shown.as_object_mut().expect("an object");
-    for more in ["other_holders", "waiters_in_line"] {
+    for more in ["other_holders", "queue"] {
         assert_eq!(shown.remove(more), Some(Value::Array(Vec::new())), "nobody else");
     }
     let listed = listed[0].as_object_mut().expect("an object");
@@ -208,9 +208,9 @@ async fn ls_and_show_include_all_holders_and_waiters() {
     let permit = one.semaphore("job", 3).ttl(LONG).label("first").acquire().await.expect("acquire");
     let permits = two.semaphore("job", 3).ttl(LONG).acquire_many(2).await.expect("acquire");
     let alone = tokio::spawn(three.lease("job").label("alone").acquire());
-    in_line(one, "job", 1).await;
+    await_waiters(one, "job", 1).await;
     let shared = tokio::spawn(four.lease("job").shared().acquire());
-    in_line(one, "job", 2).await;
+    await_waiters(one, "job", 2).await;
 
     let ended = run(&db, &["ls"]).await.expect(0);
     let lines: Vec<Vec<&str>> = ended.stdout.lines().map(|line| line.split("  ").collect()).collect();
@@ -244,7 +244,7 @@ async fn ls_and_show_include_all_holders_and_waiters() {
     let others = shown["other_holders"].as_array().expect("an array");
     assert_eq!(others.iter().map(told).collect::<Vec<_>>(), [told(&listed[1])]);
     let waiting = one.waiters("job").await.expect("waiters");
-    let row = |i: usize| &shown["waiters_in_line"][i];
+    let row = |i: usize| &shown["queue"][i];
     for (i, (holder, mode, label)) in
         [("three/3", "exclusive", "alone"), ("four/4", "shared", "")].into_iter().enumerate()
     {
@@ -268,13 +268,13 @@ async fn ls_and_show_include_all_holders_and_waiters() {
 }
 
 /// Waits until `n` waiters are queued.
-async fn in_line(locks: &Locks, name: &str, n: usize) {
+async fn await_waiters(locks: &Locks, name: &str, n: usize) {
     let all = async {
         while locks.waiters(name).await.expect("waiters").len() != n {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    soon("so many in line", all).await;
+    soon("so many waiters", all).await;
 }
 
 #[tokio::test]

@@ -98,11 +98,11 @@ async fn nested_run_dies_with_the_outer_run() {
 async fn command_dies_when_sqlock_and_watchdog_are_killed() {
     let fixture = CommandFixture::new().await;
     let mut holder = fixture.start(&["--ttl", "1000", "a"], "echo up >&3; exec sleep 1000").up().await;
-    let guard = holder.guard().await;
+    let watchdog = holder.watchdog().await;
     holder.stop().await;
-    kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
-    until("the guard stops", || state(guard) == Some('T')).await;
-    kill(guard, Signal::SIGKILL).expect("the guard can be killed");
+    kill(watchdog, Signal::SIGSTOP).expect("the watchdog can be stopped");
+    until("the watchdog stops", || state(watchdog) == Some('T')).await;
+    kill(watchdog, Signal::SIGKILL).expect("the watchdog can be killed");
     holder.signal(Signal::SIGKILL);
     holder.report.gone().await;
 }
@@ -113,9 +113,9 @@ async fn killed_watchdog_is_replaced_and_command_stays_protected() {
     let fixture = CommandFixture::new().await;
     let mut holder = fixture.start(&["--ttl", "10", "a"], FAMILY).up().await;
     for _ in 0..3 {
-        let first = holder.guard().await;
-        kill(first, Signal::SIGKILL).expect("the guard can be killed");
-        holder.guard_after(Some(first)).await;
+        let first = holder.watchdog().await;
+        kill(first, Signal::SIGKILL).expect("the watchdog can be killed");
+        holder.watchdog_after(Some(first)).await;
     }
     fixture.renewed("a").await;
     fixture.renewed("a").await;
@@ -133,8 +133,8 @@ async fn killed_watchdog_is_replaced_and_command_stays_protected() {
 async fn sqlock_kills_command_while_watchdog_is_stopped() {
     let mut fixture = CommandFixture::wired().await;
     let mut holder = fixture.start(&["--ttl", "10", "a"], FAMILY).up().await;
-    let guard = holder.guard().await;
-    kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
+    let watchdog = holder.watchdog().await;
+    kill(watchdog, Signal::SIGSTOP).expect("the watchdog can be stopped");
     fixture.renewed("a").await;
     fixture.cut().await;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -142,14 +142,14 @@ async fn sqlock_kills_command_while_watchdog_is_stopped() {
     let (died, _) = holder.report.gone().await;
     assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
     holder.end().await.expect(79);
-    until("the guard is gone", || state(guard).is_none_or(|state| state == 'Z')).await;
+    until("the watchdog is gone", || state(watchdog).is_none_or(|state| state == 'Z')).await;
 }
 
 #[tokio::test]
 async fn no_process_remains_after_the_end() {
     let fixture = CommandFixture::new().await;
     let holder = fixture.start(&["a"], OBEDIENT).up().await;
-    let family = [holder.guard().await, holder.command().await];
+    let family = [holder.watchdog().await, holder.command().await];
     holder.order("go");
     holder.end().await.expect(0);
     for pid in family {
@@ -374,14 +374,14 @@ async fn parent_ignoring_sigchld_does_not_break_sqlock() {
 async fn paused_watchdog_does_not_kill_after_resuming() {
     let fixture = CommandFixture::new().await;
     let holder = fixture.start(&["--ttl", "2", "a"], OBEDIENT).up().await;
-    let guard = holder.guard().await;
-    kill(guard, Signal::SIGSTOP).expect("the guard can be stopped");
-    until("the guard stops", || state(guard) == Some('T')).await;
+    let watchdog = holder.watchdog().await;
+    kill(watchdog, Signal::SIGSTOP).expect("the watchdog can be stopped");
+    until("the watchdog stops", || state(watchdog) == Some('T')).await;
     let before = fixture.row("a").await;
     // Longer than any deadline that the watchdog knew.
     fixture.row_when("a renewal after that", "a", |row| now() > before.expires_at && row.expires_at > now()).await;
-    kill(guard, Signal::SIGCONT).expect("the guard can be continued");
-    until("the guard is up to date", || state(guard) == Some('S')).await;
+    kill(watchdog, Signal::SIGCONT).expect("the watchdog can be continued");
+    until("the watchdog is up to date", || state(watchdog) == Some('S')).await;
     fixture.renewed("a").await;
     holder.order("go");
     holder.end().await.expect(0);
@@ -399,7 +399,7 @@ async fn signals_do_not_end_a_standby_candidate() {
     let token = held(&locks, "a").await.expect("held").token;
     assert!(locks.evict("a", token).await.expect("evicted"));
     let next = soon("the turn of the next", next).await.expect("no panic").expect("acquired");
-    candidate.says("standing again").await;
+    candidate.says("acquiring again").await;
     candidate.says("waiting for").await;
     for signal in [rustix::process::Signal::WINCH, rustix::process::Signal::USR1, rustix::process::Signal::CONT] {
         candidate.signal(signal);
@@ -408,6 +408,20 @@ async fn signals_do_not_end_a_standby_candidate() {
     candidate.prints("up").await;
     candidate.signal(rustix::process::Signal::QUIT);
     candidate.end().await.expect(7);
+}
+
+#[tokio::test]
+async fn candidate_told_to_end_does_not_acquire_again() {
+    let db = empty().await;
+    let script = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done";
+    let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "a", "--", "sh", "-c", script]));
+    candidate.prints("up").await;
+    candidate.signal(rustix::process::Signal::TERM);
+    candidate.prints("told").await;
+    let locks = beside(&db).await;
+    let token = held(&locks, "a").await.expect("held").token;
+    assert!(locks.evict("a", token).await.expect("evicted"));
+    candidate.end().await.expect(79);
 }
 
 #[tokio::test]
@@ -838,7 +852,7 @@ async fn terminal_shows_wait_in_place_and_narrow_table() {
     assert!(terminal.screen.shows_when(shown).await, "{}", terminal.screen.text());
     let live = terminal.screen.text();
     let line = live.rsplit("\r\x1b[K").next().expect("a line");
-    assert!(line.contains("waiting for") && line.contains("next in line") && line.len() < 80, "{line}");
+    assert!(line.contains("waiting for") && line.contains("next in the queue") && line.len() < 80, "{line}");
     holder.order("go");
     holder.end().await.expect(0);
     terminal.screen.shows("\"a\" obtained after").await;

@@ -182,18 +182,18 @@ async fn waiter_reports_its_position_when_it_changes() {
     let wait = |options: &[&str]| Running::start(sqlock(&db, &[&["run"], options, &["job", "--", "true"]].concat()));
     let mut first = wait(&[]);
     let said = first.says("waiting for \"job\"").await;
-    assert!(said.contains("waiting for \"job\", next in line, held by ") && said.contains("the holder"), "{said}");
+    assert!(said.contains("waiting for \"job\", next in the queue, held by ") && said.contains("the holder"), "{said}");
     let mut second = wait(&["--shared"]);
     let said = second.says("waiting for \"job\"").await;
-    assert!(said.contains("waiting for \"job\", 1 ahead in line, held by "), "{said}");
+    assert!(said.contains("waiting for \"job\", 1 ahead in the queue, held by "), "{said}");
     let mut third = wait(&["--permits", "3"]);
     let said = third.says("waiting for \"job\"").await;
-    assert!(said.contains("waiting for \"job\", 2 ahead in line, held by "), "{said}");
+    assert!(said.contains("waiting for \"job\", 2 ahead in the queue, held by "), "{said}");
 
     second.signal(rustix::process::Signal::INT);
     second.end().await.expect(130);
     let said = third.says("waiting for \"job\"").await;
-    assert!(said.contains("waiting for \"job\", 1 ahead in line, held by "), "{said}");
+    assert!(said.contains("waiting for \"job\", 1 ahead in the queue, held by "), "{said}");
     lease.release().await.expect("ours to the end");
     let ended = first.end().await.expect(0);
     third.end().await.expect(0);
@@ -212,10 +212,10 @@ async fn waiter_reports_the_number_of_holders() {
     assert!(ended.stderr.contains("\"job\" not obtained: shared by 2, first: "), "{}", ended.stderr);
     let mut waiter = Running::start(sqlock(&db, &["run", "job", "--", "true"]));
     let said = waiter.says("waiting for \"job\"").await;
-    assert!(said.contains("next in line, shared by 2, first: ") && said.contains("(\"the first\")"), "{said}");
+    assert!(said.contains("next in the queue, shared by 2, first: ") && said.contains("(\"the first\")"), "{said}");
     first.release().await.expect("ours to the end");
     let said = waiter.says("waiting for \"job\"").await;
-    assert!(said.contains("next in line, shared by ") && !said.contains("first:"), "{said}");
+    assert!(said.contains("next in the queue, shared by ") && !said.contains("first:"), "{said}");
     second.release().await.expect("ours to the end");
     waiter.end().await.expect(0);
 
@@ -288,7 +288,7 @@ async fn nested_wait_for_only_permit_is_reported() {
     let db = empty().await;
     end(nested(&db, &["--permits", "1"], &["-n", "--permits", "1"])).await.expect(75);
     let mut waiting = Running::start(nested(&db, &["--permits", "1"], &["--permits", "1"]));
-    waiting.says("waiting for \"job\", next in line, held by ").await;
+    waiting.says("waiting for \"job\", next in the queue, held by ").await;
     let hint = waiting.says("Give up with Ctrl-C").await;
     assert!(hint.contains("The enclosing sqlock run is one of the holders"), "{hint}");
     waiting.signal(rustix::process::Signal::INT);

@@ -14,7 +14,7 @@ use crate::exit::{Failure, Outcome};
 use crate::global::Global;
 use crate::pool::Pool;
 use crate::signals::Signals;
-use crate::{duration, stdout};
+use crate::{duration, stderr, stdout};
 
 /// Measure the cost of leases on your own database.
 ///
@@ -85,7 +85,8 @@ impl Bench {
     async fn measure(&self, pool: &Pool, tasks: usize) -> Result<Vec<Measurement>, Failure> {
         const STEPS: u64 = 5;
         let style = ProgressStyle::with_template("{bar:30} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-        let progress = ProgressBar::new(STEPS).with_style(style);
+        let progress = if stderr::is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(STEPS) };
+        let progress = progress.with_style(style);
         let step = |doing: &'static str| {
             progress.set_message(doing);
             progress.tick();

@@ -33,8 +33,8 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut outages = OutageLimit::Ttl;
     let outcome = loop {
         match hold_lease(&args, &db, &mut signals, outages).await {
-            Ok(Completion { stopped: Some(reason), .. }) if args.elect => {
-                stderr::print_warning(&format!("{reason}; standing again"));
+            Ok(Completion { stopped: Some(reason), is_interrupted: false, .. }) if args.elect => {
+                stderr::print_warning(&format!("{reason}; acquiring again"));
                 outages = OutageLimit::Unlimited;
             }
             completion => break completion.and_then(Completion::outcome),

@@ -17,7 +17,7 @@ use crate::{describe, duration, stdout};
 /// are served. Of a free name, prints the note that its last holder has left.
 ///
 /// With --json the object that ls prints for the first holder, or null when the name is free. It
-/// has two more arrays: other_holders, objects for the other holders, and waiters_in_line, objects
+/// has two more arrays: other_holders, objects for the other holders, and queue, objects of the waiters
 /// with position (1 is next), mode, permits, holder, since and label.
 #[derive(Args)]
 pub struct Arguments {
@@ -44,12 +44,12 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     }
     let db = Database::open_existing(global).await?;
     let holders = db.read(async || db.locks.holders(&args.name).await).await?;
-    let line = db.read(async || db.locks.waiters(&args.name).await).await?;
+    let queue = db.read(async || db.locks.waiters(&args.name).await).await?;
     // After a release, the note of the latest holder is left for the next holder.
     let left = if holders.is_empty() { db.read(async || db.locks.last_note(&args.name).await).await? } else { None };
     let _ = db.locks.shutdown().await;
     if args.json {
-        stdout::print_json_pretty(&describe::name_to_json(&holders, &line))?;
+        stdout::print_json_pretty(&describe::name_to_json(&holders, &queue))?;
         return Ok(0);
     }
     let mut blocks: Vec<String> = holders.iter().map(holder).collect();
@@ -57,8 +57,8 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         let note = left.map(|note| format!("last note    {}\n", escape_line(&note))).unwrap_or_default();
         blocks.push(format!("{} is free\n{note}", quote(&args.name)));
     }
-    if !line.is_empty() {
-        blocks.push(waiters(&line));
+    if !queue.is_empty() {
+        blocks.push(waiters(&queue));
     }
     stdout::print(&blocks.join("\n"))?;
     Ok(0)
@@ -87,8 +87,8 @@ fn holder(held: &LeaseInfo) -> String {
     lines.map(|(what, value)| format!("{what:<11}  {value}\n")).collect()
 }
 
-fn waiters(line: &[WaiterInfo]) -> String {
-    let rows: Vec<Vec<String>> = line
+fn waiters(queue: &[WaiterInfo]) -> String {
+    let rows: Vec<Vec<String>> = queue
         .iter()
         .map(|waiter| {
             vec![
@@ -100,5 +100,5 @@ fn waiters(line: &[WaiterInfo]) -> String {
             ]
         })
         .collect();
-    stdout::format_table(&["IN LINE", "WHO", "WANTS IT", "SINCE", "LABEL"], &rows)
+    stdout::format_table(&["POSITION", "WAITER", "MODE", "SINCE", "LABEL"], &rows)
 }

@@ -82,5 +82,5 @@ fn describe_unaware(asked: usize, holders: &[LeaseInfo]) -> String {
         _ if asked == 1 => "it".into(),
         unaware => format!("{unaware} of them"),
     };
-    format!("; {unaware} sent no heartbeat, by which a holder learns of this: a lease of \"sqlock acquire\" has none")
+    format!("; {unaware} sent no heartbeat, which holders are notified by: a lease of \"sqlock acquire\" has none")
 }

@@ -36,7 +36,7 @@ pub fn check_presence(kind: Kind, expected: &[Table], found: &Catalog, missing_t
             ),
             MissingTables::Forbidden => check.fail(
                 found,
-                "Run \"sqlock migrate\", or the SQL that \"sqlock schema\" prints: --no-migrate forbids other subcommands to.",
+                "Run \"sqlock migrate\", or the SQL that \"sqlock schema\" prints: with --no-migrate, other subcommands do not create them.",
             ),
             MissingTables::NoVote => check.fail(found, "Run \"sqlock migrate\" with its URL: without tables it does not vote."),
         };
@@ -68,6 +68,10 @@ fn check_migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Ch
         let version: usize = version.parse().unwrap_or(0);
         applied.insert(version);
         match version.checked_sub(1).and_then(|index| known.get(index)) {
+            // Of a later program that runs beside this one.
+            None if (1..=migrations::LAST_COMPATIBLE_VERSION).contains(&version) => {
+                check = check.ok(format!("migration {version} is newer than this program, and compatible"));
+            }
             None => {
                 let advice = "A newer sqlock has created these tables: update this one.";
                 check = check.fail(format!("migration {version} is newer than this program"), advice);

@@ -122,7 +122,7 @@ fn report_missing_file(file: &Path, missing_tables: MissingTables, report: &mut 
     report.checks.push(match missing_tables {
         MissingTables::Created => check.warn(found, "It is created on first use; or run \"sqlock migrate\"."),
         MissingTables::Forbidden => {
-            check.fail(found, "Run \"sqlock migrate\": --no-migrate forbids other subcommands to create it.")
+            check.fail(found, "Run \"sqlock migrate\": with --no-migrate, other subcommands do not create it.")
         }
         MissingTables::NoVote => check.fail(found, "Run \"sqlock migrate\" with its URL: a new file does not vote."),
     });

@@ -17,12 +17,11 @@ use crate::parse::parse_signal;
 /// have ended: also the processes that it has left in the background, unless --no-wait is given.
 /// stdin and stdout belong to the command; sqlock writes to stderr. Signals sent to sqlock are
 /// forwarded. The command has SQLOCK_NAME, SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its
-/// environment, and PGAPPNAME (sqlock:NAME) unless it is set; a sqlock run of the same name inside it
-/// enters at once. (A run that could only wait for the
-/// enclosing one is a usage error, 64: an exclusive one inside of --shared or --permits, and
-/// --permits inside of an exclusive one. --permits inside of --permits takes one more permit, and
-/// may wait.) When a signal has ended the command, its process group has --kill-after to end as
-/// well; the name is free only then.
+/// environment, and PGAPPNAME (sqlock:NAME) unless it is set. A sqlock run of the same name inside
+/// the command enters at once. (A run that would wait for its enclosing run is a usage error, 64: an
+/// exclusive run inside one with --shared or --permits, and --permits inside an exclusive run.
+/// --permits inside of --permits takes one more permit, and may wait.) When a signal has ended the
+/// command, its process group has --kill-after to end as well; the name is free only then.
 ///
 /// SQL that the command has sent may run on in the server after the process was killed, and after
 /// the name is free. On PostgreSQL 14 and later the server notices the loss within a second with
@@ -65,14 +64,14 @@ pub struct Arguments {
     /// printed.
     #[arg(long, conflicts_with = "quorum")]
     pub release_on_request: bool,
-    /// Acquire again when the lease was lost: of all processes that run this, one leads at any
-    /// time. After the first lease, wait through outages of any length.
+    /// Acquire again when the lease was lost: of all processes that run this, at most one leads at
+    /// a time. After the first lease, wait through outages of any length.
     #[arg(long, conflicts_with_all = ["shared", "permits"])]
     pub elect: bool,
     /// Hold the name on a majority of the databases that --database-url or DATABASE_URL names,
     /// URL,URL,URL, of any kinds and independent of each other. Goes on while any minority is down.
-    /// Waiters have no order. Each database needs its tables before (sqlock migrate), and votes when
-    /// they are older than the TTL: a database with younger ones may have lost its data.
+    /// Waiters have no order. Create the tables of each database first (sqlock migrate). A database
+    /// votes when its tables are older than the TTL: one with younger tables may have lost its data.
     #[arg(long, conflicts_with_all = ["shared", "permits", "elect"])]
     pub quorum: bool,
     /// Free the name when the command itself has ended, although processes that it has started in

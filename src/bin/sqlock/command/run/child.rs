@@ -174,6 +174,8 @@ fn start_failure(program: &OsString, error: &io::Error) -> Failure {
     let name = quote(&program.to_string_lossy());
     match error.kind() {
         ErrorKind::NotFound => Failure::new(exit::NOT_FOUND, format!("command not found: {name}")),
+        // The system has no process or no memory left.
+        ErrorKind::WouldBlock | ErrorKind::OutOfMemory => Failure::system(format!("cannot start {name}: {error}")),
         _ => Failure::new(exit::NOT_EXECUTABLE, format!("cannot execute {name}: {error}")),
     }
 }

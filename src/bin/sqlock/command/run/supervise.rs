@@ -21,12 +21,13 @@ use nix::sys::signal::Signal;
 pub async fn supervise(args: &Arguments, lease: HeldLease, signals: &mut Signals) -> Result<Completion, Failure> {
     let ended = match start(args, &lease, signals) {
         Ok(supervisor) => supervisor.run_to_end(&lease, signals).await,
+        Err(failure) if failure.code == exit::LOST => Ok(Completion::stopped(failure.message)),
         Err(failure) => Err(failure),
     };
     let name = quote(lease.name().as_str());
     let released = tokio::select! {
         released = lease.release() => released,
-                // A second signal ends the release: the name is free after the TTL.
+        // A second signal ends the release: the name is free after the TTL.
         _ = signals.next_termination() => Ok(()),
     };
     match (ended, released) {
@@ -134,12 +135,19 @@ pub struct Completion {
     pub code: u8,
     /// Why the command was stopped, if at all.
     pub stopped: Option<String>,
+    /// Whether a signal told sqlock to end.
+    pub is_interrupted: bool,
 }
 
 impl Completion {
     /// Makes the result of a run without a lease.
     pub fn not_obtained(args: &Arguments) -> Self {
-        Self { code: args.exit_code_on_conflict(), stopped: None }
+        Self { code: args.exit_code_on_conflict(), stopped: None, is_interrupted: false }
+    }
+
+    /// Makes the result of a run whose lease ended.
+    fn stopped(reason: String) -> Self {
+        Self { code: exit::LOST, stopped: Some(reason), is_interrupted: false }
     }
 
     pub fn outcome(self) -> Outcome {
@@ -159,7 +167,7 @@ impl Supervisor {
         // Set when the command has ended. Its children may still work under the lease.
         let mut ended: Option<Ended> = None;
         let mut is_reaping = true;
-        let mut is_terminating = false;
+        let (mut is_terminating, mut is_interrupted) = (false, false);
         let mut is_requested = false;
         let code = loop {
             tokio::select! {
@@ -189,7 +197,7 @@ impl Supervisor {
                 }
                 signal = signals.next() => {
                     if signals::is_termination(signal) {
-                        is_terminating = true;
+                        (is_terminating, is_interrupted) = (true, true);
                         self.terminate(signal, lease, &mut ended);
                     } else {
                         self.forward(signal, lease);
@@ -210,8 +218,8 @@ impl Supervisor {
                     let schedule = KillSchedule::for_lease(lease, &self.terms);
                     self.watchdog.update(self.child.process_tree(), &schedule);
                     if schedule.is_kill_due() {
-                                                // The watchdog has already killed the command,
-                                                // unless the watchdog was stopped.
+                        // The watchdog has already killed the command, unless the watchdog was
+                        // stopped.
                         self.child.kill();
                     }
                     if schedule.is_signal_due() && lease.is_held() && !is_warned {
@@ -242,6 +250,7 @@ impl Supervisor {
         Ok(Completion {
             code,
             stopped: reason.map(|reason| format!("the lease on {name} ended: {reason}; the command was stopped")),
+            is_interrupted,
         })
     }
 

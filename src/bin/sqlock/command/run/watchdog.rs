@@ -52,7 +52,7 @@ impl Watchdog {
         // On Linux this path works even after an update has replaced the program.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
         let watchdog = Command::new(program)
-            .arg0(format!("lease-guard of {}", getpid()))
+            .arg0(format!("sqlock-watchdog of {}", getpid()))
             .arg(ARGUMENT)
             // The environment has no marker of an enclosing run, which would kill the watchdog
             // before the command.

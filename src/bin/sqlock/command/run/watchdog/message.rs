@@ -6,7 +6,7 @@ use crate::command::run::process_tree::ProcessTree;
 use crate::command::run::schedule::KillSchedule;
 
 /// The first argument that makes this program a watchdog.
-pub const ARGUMENT: &str = "__guard";
+pub const ARGUMENT: &str = "__watchdog";
 
 /// The report of the watchdog that it has sent the signal.
 pub const SIGNALED: u8 = b'T';

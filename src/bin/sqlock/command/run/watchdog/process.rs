@@ -20,7 +20,7 @@ pub fn run_if_requested() -> Option<ExitCode> {
     let _ = fcntl(io::stdin(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
     // The name differs from sqlock's, so that one `pkill` does not hit both.
     #[cfg(target_os = "linux")]
-    let _ = nix::sys::prctl::set_name(c"lease-guard");
+    let _ = nix::sys::prctl::set_name(c"sqlock-watchdog");
     WatchdogProcess::default().run();
     Some(ExitCode::SUCCESS)
 }
