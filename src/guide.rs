@@ -41,13 +41,13 @@
 //! | conditional update | your own | the transaction's | in the database, for the row | rolled back |
 //! | row lock | 1 in the transaction; once a minute 1 of the client for a name; 3 for a limited wait on PostgreSQL | the transaction's | in the database, with a connection each | rolled back at once, if the server notices |
 //! | version | 1, and your own read; 1 more when it fails | the transaction's, or any | none; a failed write is repeated | nothing was held |
-//! | lease | 1 to acquire, 1 to release, 1 each third of the shortest TTL, at least 1 a second, to renew, however many are held | 2 for all leases of a client | in a queue, first come, first served | free after the TTL at most |
+//! | lease | 1 to acquire, 1 to release, 1 each third of the shortest TTL, at least 1 a second, to renew, however many are held | 3 at most for all leases of a client (SQLite: 2) | in a queue, first come, first served | free after the TTL at most |
 //! | fence | 1, the first in its transaction | the transaction's | the next holder, until the transaction ends | rolled back |
 //! | idempotency | 2 in its transaction; MySQL and MariaDB 1 more of the client | the transaction's | a duplicate receives "in progress", or waits without a connection | rolled back, and the key is free |
 //! | session lock | 1 to acquire, 1 to release, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |
 //!
 //! Every waiter of a row lock has a connection, so a thousand waiters have a thousand connections.
-//! A thousand waiters for a lease have two connections for each process. SQLite has one write lock
+//! A thousand waiters for a lease have three connections for each process. SQLite has one write lock
 //! for everything: a row lock is that lock, and a transaction that holds it keeps leases in the
 //! same file from being renewed, so keep it shorter than the TTL.
 //!

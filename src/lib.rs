@@ -56,7 +56,7 @@
 //! | hand a held lease to another process | [`Lease::export`], [`Locks::resume`] |
 //! | prolong a lease by its token | [`Locks::extend`] |
 //! | learn of acquisitions, losses and late heartbeats as they happen | [`Locks::events`] |
-//! | answer a liveness probe, show figures | [`Locks::health`] |
+//! | answer a readiness probe, show figures | [`Locks::health`] |
 //! | ask a holder to release a name | [`Locks::ask_to_release`], [`Lease::revoke_requested`] |
 //! | list holders, or evict one | [`Locks::list`], [`Locks::inspect`], [`Locks::evict`] |
 //! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
@@ -70,9 +70,11 @@
 //!
 //! Mutual exclusion is decided by the database's clock alone. The holder knows first:
 //! [`Lease::is_held`] turns false, and [`Lease::lost`] completes, before the database could grant
-//! the name to another owner, even after the process was stopped or the machine slept. [Fencing
+//! the name to another owner, even after the process was stopped or the machine slept. (After
+//! [`Locks::evict`], with the next heartbeat.) [Fencing
 //! tokens](FencingToken) only rise. Waiters are served in the order of their arrival, from every
-//! task, process and host. Every future may be dropped at any await point; nothing is left behind.
+//! task, process and host. A dropped request leaves no lease and no queue entry; after a dropped call
+//! on a transaction, roll the transaction back.
 //! However many leases are held or waited for, a client opens at most three connections, one of
 //! them for heartbeats alone (on SQLite two; and one more for all [session
 //! locks](session::SessionLock)).
@@ -91,7 +93,7 @@
 //! sqlx.
 //!
 //! `axum` adds [`idempotency`]`::http`: requests over HTTP that take effect once, as a layer and
-//! extractors for axum.
+//! extractors for axum. It also makes [`Error`] a response.
 //!
 //! `metrics` counts and measures with the facade of that name: [`guide::observability`] lists the
 //! metrics.

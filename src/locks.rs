@@ -114,8 +114,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Migrate`](crate::Error::Migrate), [`Error::Access`](crate::Error::Access),
-    /// [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::Migrate`](crate::Error::Migrate), [`Error::NewerSchema`](crate::Error::NewerSchema),
+    /// [`Error::Access`](crate::Error::Access), [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
     ///
@@ -201,7 +201,8 @@ impl Locks {
     /// # Errors
     ///
     /// [`Error::Lost`](crate::Error::Lost) when the lease ended before;
-    /// [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange) when this client does not allow its TTL;
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
     ///
@@ -296,7 +297,8 @@ impl LocksBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::Unavailable`](crate::Error::Unavailable) and
+    /// [`Error::Access`](crate::Error::Access), with a reason for each server.
     ///
     /// # Cancel safety
     ///

@@ -63,7 +63,7 @@ pub use request::QuorumRequest;
 ///   a name waits for the first.
 /// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent
 ///   of the TTL less.
-/// - **Cost**: four short statements in sequence on each database to acquire, as slow as the
+/// - **Cost**: two or three short statements in sequence on each database to acquire, as slow as the
 ///   slowest database of the majority; a renewal on each, and a release on each.
 ///
 /// # The token

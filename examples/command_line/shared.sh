@@ -1,6 +1,6 @@
 #!/bin/sh
-# Exports read the catalogue, any number of them at once; an import changes it, and has it alone. All stand in one line: an
-# import that waits lets those finish which are at work, and keeps later exports out until it is done.
+# Exports read the catalogue, any number of them at once; an import changes it, and excludes the exports. All wait in one
+# queue: a waiting import lets running exports finish, and keeps later exports out until it is done.
 set -eu
 
 case $1 in

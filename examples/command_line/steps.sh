@@ -1,6 +1,6 @@
 #!/bin/bash
 # Several steps under one lease. Where one command can do it all, prefer `sqlock run`: it renews by itself, and stops the
-# command when the lease is lost. Here, that is the script's care: it renews before each step, and ends when it cannot.
+# command when the lease is lost. Here the script does both: it renews before each step, and ends when it cannot.
 set -euo pipefail
 
 lease=$(sqlock acquire --timeout 5m --ttl 10m --label 'release 42' deploy)

@@ -68,7 +68,7 @@
 //!
 //! A [`Quorum`](crate::quorum::Quorum) takes the name on a majority of databases that know nothing
 //! of each other. There is no failover to wait for: while one of three is down, the other two go
-//! on. It costs two rounds of statements on each, there is no queue between processes, and a fence
+//! on. It costs two or three statements on each, there is no queue between processes, and a fence
 //! on one of them does not help, because the others may grant the name meanwhile: the receiver of
 //! the effects must check [`QuorumLease::token`](crate::quorum::QuorumLease::token).
 //!

@@ -29,5 +29,5 @@
 //! | `zookeeper-client` 0.11 | a client of ZooKeeper, with the lock recipe | you run ZooKeeper |
 //! | `axum-idempotent` 0.6 | a layer that replays stored responses | repeated requests must get the stored response, and two at the same moment do no harm; [`idempotency`](crate::idempotency) claims the key in the transaction of the effect |
 //!
-//! Compared with these crates, sqlock lacks backends that are no SQL database, blocking calls, and
-//! years of use.
+//! Compared with these crates, sqlock has no backends other than SQL databases, no blocking calls,
+//! and no years of production use.

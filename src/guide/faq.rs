@@ -24,8 +24,8 @@
 //! [sweeper](crate::Locks::sweeper) deletes when it has been free for an hour. 100 000 held leases
 //! cost one statement a second. See [`costs`](super::costs).
 //!
-//! **May the database user be read-only?** No: a lease is written. It needs SELECT, INSERT, UPDATE and
-//! DELETE on the `sqlock_*` tables; only [`migrate`](crate::Locks::migrate) creates tables.
+//! **May the database user be read-only?** No: a lease is written. [`security`](super::security) lists
+//! the rights for each task; only [`migrate`](crate::Locks::migrate) creates tables.
 //!
 //! **Why are the tables "missing" although I migrated?** The client opens connections of its own
 //! with the pool's connect options. A `search_path` that `after_connect` sets does not apply to

@@ -13,9 +13,15 @@
 //! | INFO | `the database did not confirm a release…` | nothing; the name is free after its TTL |
 //! | INFO | `reconnected to the database`, `heartbeats are answered again` | nothing |
 //! | INFO | `swept` | nothing |
+//! | INFO | `writing here from now on` | nothing; of several servers, this one is the writable one now |
+//! | INFO | `a lease on a majority has ended` | nothing; `max_hold` was reached |
 //! | WARN | `a heartbeat is late`, `a heartbeat failed…` | look at the database and the network: leases are lost when the TTL has passed |
 //! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `expired` after a pause or an outage, `taken over or evicted` by an operator |
 //! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
+//! | WARN | `left out a row that cannot be read` | look at the row: it was written by hand or damaged |
+//! | WARN | `a sweep failed; the next one may succeed` | look at the database, if it comes often |
+//! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `a request with an idempotency key was not run` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
+//! | ERROR | from the layer for HTTP: a request that the application must be changed for | read the message |
 //! | DEBUG | each wait, acquisition, refusal and release | |
 //!
 //! Two spans at INFO: `acquire` (name, mode, waited, outcome) in the span of its caller, and `hold`

@@ -5,7 +5,7 @@
 //! and the rights, and says what to change. On a quorum, `doctor`, `ls`, `show` and `unlock` take
 //! `--quorum`, and the URLs of all its databases.
 //!
-//! The alerts of `examples/observability/alerts.yml` have the names of the entries.
+//! Each alert of `examples/observability/alerts.yml` names its entry.
 //!
 //! | | sign | go to |
 //! |---|---|---|
@@ -62,7 +62,7 @@
 //! learns of it within a second and releases the name when its work allows that.
 //!
 //! `show` names host and process of the holder. A dead holder needs no action: the name is free
-//! after the TTL. An `EXPIRES IN` that never reaches zero means that the client lives and renews.
+//! after the TTL. An `expires at` that moves on means that the client lives and renews.
 //! `unlock` takes the name away; the token protects a newer holder. The old holder learns of the
 //! loss with its next heartbeat, within a second, and until then two holders may work: a fence
 //! protects the data. [`max_hold`] ends such a lease automatically.
@@ -85,11 +85,14 @@
 //!
 //! | code | meaning | do |
 //! |---|---|---|
-//! | 75 | another host held the name until `-w` ran out, or `-n` was given | nothing, if that host did the job: `--skip-ok` makes it a success |
+//! | 75 | another process held the name until `-w` ran out, or `-n` was given | nothing, if that process did the job: `--skip-ok` makes it a success |
 //! | 69 | the database could not be reached | run it again; `-w 10m` waits for the database as well |
 //! | 78 | wrong URL, password, rights or set-up; the message says which | `sqlock doctor` |
 //! | 79 | the lease was lost, and the command was killed | look at the database, then run it again |
 //! | 126, 127 | the command cannot be executed, or does not exist | |
+//! | 64 | wrong arguments | correct them |
+//! | 71, 74 | the system could not start a process; stdout could not be written | read the message |
+//! | 130, 143 | interrupted by Ctrl-C or TERM: during the wait, or the command ended by it | nothing |
 //! | others | the exit code of the command itself | |
 //!
 //! # A database that refuses
@@ -132,10 +135,10 @@
 //!
 //! ```sh
 //! sqlock migrate                 # of the later release
-//! sqlock schema --from 5         # or its statements since version 5, for your own migrations
+//! sqlock schema --from VERSION   # or its statements since a version, for your own migrations
 //! ```
 //!
-//! Programs of the earlier release go on, and can be started again: migrations only add.
+//! The VERSION is in the last comment of what you have pasted before. Programs of the earlier release go on, and can be started again: migrations only add.
 //! [`Error::NewerSchema`] is the exception: a release that earlier ones cannot work with has migrated
 //! the database. Update the program that reports it.
 //!

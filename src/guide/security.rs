@@ -16,6 +16,7 @@
 //! | idempotency: resolving unknown outcomes | `sqlock_idem_resolution` | SELECT, INSERT |
 //! | inspection: `list`, `sqlock ls`, `sqlock show` | `sqlock_client`, `sqlock_lease`, `sqlock_entry`, `sqlock_note` | SELECT |
 //! | sweeping | `sqlock_client`, `sqlock_lease`, `sqlock_entry`, `sqlock_note`, `sqlock_row`, `sqlock_idem`, `sqlock_idem_step` | SELECT, UPDATE, DELETE |
+//! | `sqlock bench`, with the rights for leases | `sqlock_lease` | DELETE |
 //! | migrating tables that are up to date, and votes of a quorum | `_sqlock_migrations` | SELECT |
 //!
 //! [Session locks](crate::session::SessionLock) need no right on tables. Row locks on your own tables
@@ -56,9 +57,10 @@
 //! # TLS
 //!
 //! The URL decides. By default PostgreSQL and MySQL clients use TLS if the server offers it, and trust
-//! any certificate: that keeps listeners out, not impostors.
+//! any certificate: this protects against eavesdropping, not against a server that impersonates
+//! yours.
 //!
-//! | | trust no impostor |
+//! | | verify the server |
 //! |---|---|
 //! | PostgreSQL | `?sslmode=verify-full&sslrootcert=/etc/ssl/db.pem` |
 //! | MySQL, MariaDB | `?ssl-mode=VERIFY_IDENTITY&ssl-ca=/etc/ssl/db.pem` |

@@ -101,7 +101,7 @@
 //! 401: the request has a key and no known principal. The layer that authenticates sets the header
 //! `WWW-Authenticate`.
 //! ## request-incomplete
-//! 400: the body broke off. Nothing was claimed.
+//! 400: the body of the request ended before it was complete. Nothing was claimed.
 //! ## request-too-large
 //! 413: the body is longer than the [limit](IdempotencyLayer::request_limit). Nothing was claimed.
 //! ## in-progress
@@ -129,7 +129,7 @@
 //! 503, `Retry-After: 1`: the connection was lost during the commit. A request with the same key
 //! finds out.
 //! ## response-not-storable
-//! 500: the handler's response broke off. The transaction was rolled back; under a
+//! 500: the handler's response ended before it was complete. The transaction was rolled back; under a
 //! lease the outcome is unknown.
 //! ## response-too-large
 //! 500: the handler's response is longer than the [limit](IdempotencyLayer::response_limit). The

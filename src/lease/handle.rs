@@ -17,7 +17,7 @@ use crate::protocol::Mode;
 use crate::token::FencingToken;
 
 /// A held lease: proof that no other owner was granted the name while [`is_held`](Self::is_held)
-/// returns `true`.
+/// returns `true`. (After an [`evict`](crate::Locks::evict), with the next heartbeat.)
 ///
 /// The lease is renewed in the background. [`release`](Self::release) says whether it was held to
 /// the end; dropping the lease releases it in the background. If the process dies, the name is free

@@ -150,7 +150,7 @@ macro_rules! option_setters {
                 self
             }
 
-            /// Sets a note for people, shown by [`Locks::list`](crate::Locks::list). At most 255
+            /// Sets the label, a text for people, shown by [`Locks::list`](crate::Locks::list). At most 255
             /// bytes.
             pub fn label(mut self, label: impl Into<String>) -> Self {
                 self.options_mut().label = label.into();

@@ -27,7 +27,7 @@ pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, s
             Error::Unavailable { attempted: "acquire", reason, source: None }
         }
         Refusal::Conversion { name } => {
-            let reason = "its owner shares it; give the shared lease back first";
+            let reason = "its owner holds a shared lease on it; release that lease first";
             Error::Conversion { name, reason }
         }
         Refusal::Lost | Refusal::Closed => Error::Closed,

@@ -36,7 +36,7 @@ use crate::name::LockName;
 /// # }
 /// ```
 #[derive(Clone)]
-#[must_use = "a semaphore does nothing until a permit is asked for"]
+#[must_use = "a semaphore does nothing until a permit is requested"]
 pub struct Semaphore {
     request: LeaseRequest,
     permits: u32,

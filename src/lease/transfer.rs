@@ -102,8 +102,8 @@ impl FromStr for ExportedLease {
 }
 
 impl Lease {
-    /// Exports the lease as a text that another process can [resume](crate::Locks::resume). This
-    /// process no longer renews the lease: resume it within the [remaining](Self::remaining) time,
+    /// Exports the lease as a text that another process can [resume](crate::Locks::resume). Does no
+    /// I/O. This process no longer renews the lease: resume it within the [remaining](Self::remaining) time,
     /// and [`extend`](Self::extend) it before the export if that time may be too short. Only the
     /// TTL of the request's options is kept: a resumed lease is renewed, and has no
     /// [`max_hold`](crate::LeaseRequest::max_hold) and no
@@ -111,7 +111,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when the lease has ended.
+    /// [`Error::Lost`] when the lease has ended; [`Error::Conversion`] when its owner has acquired the
+    /// name more than once. In both cases the lease is dropped, which releases it.
     pub fn export(self) -> Result<ExportedLease> {
         self.held()?;
         let mut lease = self;

@@ -203,7 +203,7 @@ impl Locks {
     ///
     /// After the future was dropped, the lease may be extended. The call can be repeated.
     pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
-        self.client.settings.check_ttl("an extension", ttl)?;
+        self.client.settings.check_ttl("a TTL", ttl)?;
         let name = LockName::new(name)?;
         let (id, renamed, ttl_stays) = (None, None, None);
         let extension = Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, keeper: Keeper::Same };

@@ -111,7 +111,7 @@ impl Problem {
                 "request-too-large",
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "The request is too large",
-                "Nothing was done. A request with an idempotency key may have fewer bytes than this one.",
+                "Nothing was done. A request with an idempotency key must be shorter than this one.",
             ),
             Self::InProgress => (
                 "in-progress",
@@ -132,13 +132,13 @@ impl Problem {
                 "token-not-valid",
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "This token is not valid",
-                "It has expired, or it is not one of yours. Ask for a new one.",
+                "It has expired, or it is not one of yours. Request a new one.",
             ),
             Self::KeyExpired => (
                 "key-expired",
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "This key cannot be used any more",
-                "It was used, and the answer is not kept any longer. Use a new key for a new request.",
+                "It was used, and its answer is no longer stored. Use a new key for a new request.",
             ),
             Self::StoreUnavailable => (
                 "store-unavailable",
@@ -149,7 +149,7 @@ impl Problem {
             Self::Conflict => (
                 "conflict",
                 StatusCode::SERVICE_UNAVAILABLE,
-                "Others kept changing the same data",
+                "Concurrent requests changed the same data",
                 "Nothing was done. Send it again with the same key.",
             ),
             Self::CommitUnknown => (
@@ -162,13 +162,13 @@ impl Problem {
                 "response-not-storable",
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "The answer cannot be stored",
-                "It broke off.",
+                "The response of the handler ended before it was complete.",
             ),
             Self::ResponseTooLarge => (
                 "response-too-large",
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "The answer is too large to be stored",
-                "The server would have to be changed.",
+                "It exceeds the limit of this server for stored responses.",
             ),
             Self::NotSetUp(detail) => {
                 ("not-set-up", StatusCode::INTERNAL_SERVER_ERROR, "Idempotency is not set up on this server", detail)
