@@ -91,6 +91,9 @@ mutations! {
     KeepExported,
     /// After an interruption, the engine assumes that the store is still the same.
     TrustAnyStore,
+    /// Answers look for the first waiters only, tries included, and a claim that is being withdrawn
+    /// is granted.
+    SeeFirstOnly,
     /// Names with an acquisition that ended shortly before an interruption are not read after it.
     ForgetEnded,
 }

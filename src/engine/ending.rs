@@ -215,7 +215,7 @@ impl Engine {
         let mut granted = Vec::new();
         let mut vanished = Vec::new();
         let mut converting = Vec::new();
-        for waiter in state.foremost() {
+        for waiter in state.foremost_mut() {
             let id = waiter.claim.id;
             let entry = queue.entries.iter().find(|entry| entry.id == id);
             let presence = Presence::of(id, &queue.row, entry.map(|entry| (entry.state, entry.remaining)), 0);
@@ -296,7 +296,7 @@ impl Engine {
         // A waiter whose owner shares the name gets its turn at once.
         let others_wait = queue.waiting().next().is_some() || state.waiters.len() > 1;
         if others_wait && owner_shares {
-            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(Waiter::begin_to_wait);
+            tries.into_iter().for_each(|waiter| state.begin_to_wait(waiter));
             return;
         }
         let is_held_here = state.is_taken(Mode::Exclusive) && giving.is_none() && queue.row.remaining.is_some();

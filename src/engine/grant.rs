@@ -31,7 +31,8 @@ impl Engine {
             return;
         };
         // The claim is being deleted from the store, so its waiter asks anew.
-        if state.withdrawals.iter().any(|withdrawal| withdrawal.id == id) && !state.waiters[i].adopts() {
+        let is_withdrawn = state.withdrawals.iter().any(|withdrawal| withdrawal.id == id);
+        if is_withdrawn && !state.waiters[i].adopts() && !is_on(Mutation::SeeFirstOnly) {
             return self.requeue(now, name, id, WaiterState::New, may_linger);
         }
         let deadline = since + relied_on(lasts);
@@ -296,7 +297,7 @@ impl Engine {
         if let Some(state) = self.names.get_mut(name).filter(|_| !is_valid) {
             state.read_at = Some(now);
         }
-        for waiter in self.names.get_mut(name).into_iter().flat_map(Name::foremost) {
+        for waiter in self.names.get_mut(name).into_iter().flat_map(Name::foremost_mut) {
             waiter.may_join |= waiter.reenters && row.owner == Some(waiter.claim.owner) && is_valid;
         }
         for (id, presence) in ids.iter().zip(presences) {

@@ -6,6 +6,7 @@
 //! first.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use super::action::WaiterId;
@@ -52,6 +53,8 @@ pub(super) struct Name {
     pub(super) waiters: VecDeque<Waiter>,
     /// The number of waiters whose owner was named by the caller.
     pub(super) reentering: usize,
+    /// The number of waiters that only try.
+    tries: usize,
     pub(super) holdings: Vec<Holding>,
     pub(super) withdrawals: Vec<Withdrawal>,
     pub(super) detachments: Vec<Detachment>,
@@ -99,18 +102,31 @@ impl Name {
 
     pub(super) fn push_waiter(&mut self, waiter: Waiter) {
         self.reentering += usize::from(waiter.reenters);
+        self.tries += usize::from(waiter.tries());
         self.waiters.push_back(waiter);
     }
 
     pub(super) fn remove_waiter(&mut self, i: usize) -> Option<Waiter> {
         let waiter = self.waiters.remove(i)?;
         self.reentering -= usize::from(waiter.reenters);
+        self.tries -= usize::from(waiter.tries());
         Some(waiter)
+    }
+
+    /// Puts a try into the queue.
+    pub(super) fn begin_to_wait(&mut self, id: WaiterId) {
+        if let Some(waiter) = self.waiters.iter_mut().find(|waiter| waiter.id == id && waiter.tries()) {
+            waiter.begin_to_wait();
+            self.tries -= 1;
+        }
     }
 
     /// Removes the first waiter for which the caller named this owner.
     pub(super) fn remove_waiter_of(&mut self, owner: Owner) -> Option<Waiter> {
-        let i = self.foremost().position(|waiter| waiter.reenters && waiter.claim.owner == owner)?;
+        if self.reentering == 0 {
+            return None;
+        }
+        let i = self.waiters.iter().position(|waiter| waiter.reenters && waiter.claim.owner == owner)?;
         self.remove_waiter(i)
     }
 
@@ -129,21 +145,35 @@ impl Name {
         self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || is_asked(waiter)))
     }
 
-    /// Returns the waiters that may have an entry in the store: the first ones, or all waiters if any
-    /// has a named owner. The work per answer does not grow with the number of waiters behind them.
-    pub(super) fn foremost(&mut self) -> impl Iterator<Item = &mut Waiter> {
-        let reach = self.reach();
-        self.waiters.iter_mut().take(reach)
+    /// Returns the places of the waiters that may have an entry in the store: the first ones behind
+    /// the tries, which get no entries, or all waiters if any has a named owner. The work per answer
+    /// does not grow with the number of waiters before and behind them.
+    fn places(&self) -> Range<usize> {
+        let all = 0..self.waiters.len();
+        if self.reentering > 0 {
+            return all;
+        }
+        let start = if is_on(Mutation::SeeFirstOnly) { 0 } else { self.tries };
+        start.min(all.end)..(start + 2 * ENTRIES).min(all.end)
+    }
+
+    /// Returns the waiters that may have an entry in the store.
+    pub(super) fn foremost(&self) -> impl Iterator<Item = &Waiter> {
+        self.waiters.range(self.places())
+    }
+
+    pub(super) fn foremost_mut(&mut self) -> impl Iterator<Item = &mut Waiter> {
+        self.waiters.range_mut(self.places())
+    }
+
+    /// Returns the waiters that may get an entry, and those behind them.
+    pub(super) fn queue(&self) -> impl Iterator<Item = &Waiter> {
+        self.waiters.range(self.places().start..).filter(|waiter| !waiter.tries())
     }
 
     /// Returns the waiters that only try. They come first, except for owners that may share the name.
     pub(super) fn tries(&self) -> impl Iterator<Item = &Waiter> {
-        let leading = self.waiters.iter().take_while(|waiter| waiter.tries()).count();
-        self.waiters.iter().take(leading.max(self.reach())).filter(|waiter| waiter.tries())
-    }
-
-    pub(super) fn reach(&self) -> usize {
-        if self.reentering > 0 { usize::MAX } else { 2 * ENTRIES }
+        self.waiters.iter().filter(|waiter| waiter.tries()).take(self.tries)
     }
 
     /// Returns the first waiter in the queue. A waiter that resumes a lease is in no queue.
@@ -163,7 +193,7 @@ impl Name {
     /// Whether the name has work for an acquisition in this state.
     pub(super) fn knows(&self, id: LeaseId, state: EntryState) -> bool {
         let exported = self.exported_token(id).map(|token| EntryState::Holding(token.get()));
-        self.waiters.iter().take(self.reach()).any(|waiter| waiter.claim.id == id)
+        self.foremost().chain(self.first()).any(|waiter| waiter.claim.id == id)
             || self.holdings.iter().any(|holding| holding.id() == id)
             || self.withdrawals.iter().any(|withdrawal| withdrawal.id == id)
             || exported == Some(state)
@@ -173,12 +203,7 @@ impl Name {
     fn exported_token(&self, id: LeaseId) -> Option<FencingToken> {
         let is_it = |detachment: &&Detachment| detachment.id == id || detachment.renamed == Some(id);
         let detached = self.detachments.iter().find(is_it).map(|detachment| detachment.token);
-        let resumed = self
-            .waiters
-            .iter()
-            .take(self.reach())
-            .filter_map(|waiter| waiter.resumes)
-            .find(|exported| exported.id == id);
+        let resumed = self.foremost().filter_map(|waiter| waiter.resumes).find(|exported| exported.id == id);
         detached.or(resumed.map(|exported| exported.token))
     }
 
@@ -219,7 +244,7 @@ impl Name {
 
     /// Whether entries of this client wait in the store.
     pub(super) fn has_entries(&self) -> bool {
-        self.waiters.iter().take(self.reach()).any(Waiter::is_queued)
+        self.foremost().any(Waiter::is_queued)
     }
 
     /// Returns the current needs of the name.
@@ -273,7 +298,7 @@ impl Name {
         let timeouts = self.withdrawals.iter().filter_map(|withdrawal| withdrawal.timed_out).map(|(_, at)| at);
         let detachments = self.detachments.iter().map(|detachment| detachment.due);
         let polls = self.poll_at.filter(|_| self.has_entries());
-        let asks = self.waiters.iter().take(self.reach()).map(|waiter| waiter.ask_at);
+        let asks = self.foremost().chain(self.first()).map(|waiter| waiter.ask_at);
         holdings
             .chain(withdrawals)
             .chain(detachments)

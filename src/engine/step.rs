@@ -147,7 +147,7 @@ impl Name {
         // Beside an exclusive holding of this client, no other owner has one. Only a resumed lease is
         // refused by the answer.
         let holder = self.holdings.iter().find(|h| h.claim.mode == Mode::Exclusive).map(|h| h.claim.owner);
-        let joins = |waiter: &&mut Waiter| {
+        let joins = |waiter: &&Waiter| {
             let can_join = waiter.resumes.is_some() || holder.is_none_or(|holder| holder == waiter.claim.owner);
             waiter.may_join && can_join && !waiter.is_queued() && waiter.ask_at <= now
         };
@@ -177,8 +177,8 @@ impl Name {
                 }
                 // A new waiter with another mode may be tried while the first is queued.
                 let due = self.poll_at.is_some_and(|due| due <= now) && !is_on(Mutation::NeverPoll);
-                let looked_at = if is_on(Mutation::PollFirstOnly) { 1 } else { self.reach() };
-                let queued = self.waiters.iter().take(looked_at).filter(|waiter| waiter.is_queued());
+                let most = if is_on(Mutation::PollFirstOnly) { 1 } else { usize::MAX };
+                let queued = self.foremost().take(most).filter(|waiter| waiter.is_queued());
                 due.then(|| {
                     (Step::Poll, Request::Poll { name: name.clone(), ids: queued.map(|w| w.claim.id).collect() })
                 })
@@ -188,14 +188,12 @@ impl Name {
 
     /// Adds entries for the waiters that may be granted the name together with the first, for the
     /// next waiter behind them, which keeps later readers of other clients out, and for waiters
-    /// whose owner may share the name again. Only the foremost waiters get entries, because only they
-    /// are looked for in answers.
+    /// whose owner may share the name again.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
         let mut open = ENTRIES;
         // A waiter whose owner holds the name elsewhere joins that holding, and needs no entry.
-        let foremost = self.waiters.iter().take(self.reach());
-        for waiter in foremost.filter(|waiter| !waiter.tries() && !waiter.may_join) {
+        for waiter in self.queue().filter(|waiter| !waiter.may_join) {
             if open == 0 && self.reentering == 0 {
                 break;
             }

@@ -160,6 +160,10 @@ pub(super) struct World {
     /// Exported leases that no client has resumed, and when they were exported.
     resumable: BTreeMap<LeaseId, u64>,
     handed_back: BTreeSet<(usize, LeaseKey)>,
+    /// The tries of a crowd.
+    crowd: BTreeSet<WaiterId>,
+    /// Leases of a crowd that are to be released at once.
+    unwanted: Vec<(usize, LeaseKey)>,
     /// Resumed leases that are not delivered to their callers yet.
     delivered: Vec<(usize, LeaseKey, Exported)>,
     releasing: BTreeMap<(usize, LeaseKey), (LockName, FencingToken, usize, i64)>,
@@ -198,6 +202,8 @@ impl World {
             resumable: BTreeMap::new(),
             delivered: Vec::new(),
             handed_back: BTreeSet::new(),
+            crowd: BTreeSet::new(),
+            unwanted: Vec::new(),
             releasing: BTreeMap::new(),
             fenced: BTreeMap::new(),
             newest: BTreeMap::new(),

@@ -13,6 +13,10 @@ use crate::name::LockName;
 use crate::protocol::{LeaseId, Mode};
 use crate::token::FencingToken;
 
+/// The number of tries of one client at the same moment: more than the waiters that an engine looks
+/// for in an answer.
+const CROWD: u32 = 40;
+
 impl World {
     pub(super) fn act(&mut self, actor: usize, turn: u32) {
         if self.actors[actor].turn != turn {
@@ -104,7 +108,29 @@ impl World {
             self.after(delay, WorldEvent::Actor { actor, turn });
         }
         let life = self.clients[client].life;
+        let crowds = patient && wish.mode == Mode::Exclusive && self.random.permille(self.profile.crowds);
+        let first = crowds.then(|| self.crowd(client, &wish));
         self.event(client, life, Event::Acquire { waiter, wish });
+        if let Some(waiter) = first {
+            self.tell(|| format!("client {client} cancels {waiter:?}, the first of a crowd"));
+            self.crowd.remove(&waiter);
+            self.event(client, life, Event::Cancel { waiter });
+        }
+    }
+
+    /// Lets many callers of a client try a name at once. Returns the first of them.
+    fn crowd(&mut self, client: usize, wish: &Wish) -> WaiterId {
+        let (first, life) = (self.next_waiter + 1, self.clients[client].life);
+        let patience = Patience::Try(self.clients[client].local(self.now) + Duration::from_secs(5));
+        for _ in 0..CROWD {
+            self.next_waiter += 1;
+            let waiter = WaiterId(self.next_waiter);
+            self.crowd.insert(waiter);
+            let owner = owner(self.random.next());
+            let wish = Wish { owner, reenters: false, patience, ..wish.clone() };
+            self.event(client, life, Event::Acquire { waiter, wish });
+        }
+        WaiterId(first)
     }
 
     /// Pauses an actor before its next request.
@@ -123,6 +149,10 @@ impl World {
     }
 
     pub(super) fn granted(&mut self, client: usize, waiter: WaiterId, grant: &Grant) {
+        if self.crowd.remove(&waiter) {
+            self.handed_back.insert((client, grant.lease));
+            return self.unwanted.push((client, grant.lease));
+        }
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is granted a name without waiting for it"));
         };
@@ -178,6 +208,9 @@ impl World {
     }
 
     pub(super) fn refused(&mut self, client: usize, waiter: WaiterId, refusal: &Refusal) {
+        if self.crowd.remove(&waiter) {
+            return;
+        }
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is refused without waiting"));
         };

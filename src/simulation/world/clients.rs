@@ -53,6 +53,10 @@ impl World {
         while let Some((client, lease, exported)) = self.delivered.pop() {
             self.deliver(client, lease, exported);
         }
+        while let Some((client, lease)) = self.unwanted.pop() {
+            let life = self.clients[client].life;
+            self.event(client, life, Event::Discard { lease });
+        }
     }
 
     /// Delivers a resumed lease to its caller, or releases it if the caller has left.
