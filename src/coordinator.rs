@@ -19,6 +19,7 @@ mod timer;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tracing::field::Empty;
 use uuid::Uuid;
@@ -76,10 +77,15 @@ impl Coordinator {
 
     /// Starts the tasks on the current runtime, on the first call.
     pub(crate) fn start(self: &Arc<Self>) {
+        if self.state().is_started {
+            return;
+        }
+        // Outside of a runtime this panics, and the next call inside one starts the client.
+        let runtime = Handle::current();
         if std::mem::replace(&mut self.state().is_started, true) {
             return;
         }
-        tokio::spawn(timer::keep_time(timer::AbandonOnDrop(Arc::downgrade(self))));
+        runtime.spawn(timer::keep_time(timer::AbandonOnDrop(Arc::downgrade(self))));
         let coordinator = Arc::downgrade(self);
         self.executor.start(move |notification| {
             let name = match notification {
