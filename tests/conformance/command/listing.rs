@@ -236,8 +236,8 @@ async fn ls_and_show_include_all_holders_and_waiters() {
     assert!(second.contains("two/2") && second.contains("2 permits\n"), "{second}");
     let waiters: Vec<&str> = line.lines().collect();
     assert_eq!(waiters.len(), 3, "{line}");
-    assert!(waiters[1].starts_with("1        three/3  exclusive  2") && waiters[1].ends_with("  alone"), "{line}");
-    assert!(waiters[2].starts_with("2        four/4   shared     2"), "{line}");
+    assert!(waiters[1].starts_with("1         three/3  exclusive  2") && waiters[1].ends_with("  alone"), "{line}");
+    assert!(waiters[2].starts_with("2         four/4   shared     2"), "{line}");
 
     let shown = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
     assert_eq!(shown["holder"], "one/1");
