@@ -76,7 +76,7 @@ impl Clock {
     }
 }
 
-/// The first moment of a tokio clock. The engine may subtract durations from it.
+/// The first moment of a tokio clock: later than the default moment, which means never.
 #[cfg(feature = "testing")]
 const START: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -111,7 +111,8 @@ pub enum Event {
         /// The time since the heartbeat was sent.
         unanswered_for: Duration,
     },
-    /// A heartbeat failed after some seconds of attempts. The next heartbeat follows at once.
+    /// A heartbeat failed: after some seconds of attempts, or at once if the database refused it. The
+    /// next one follows after a tenth of a second.
     HeartbeatFailed {
         /// The error.
         reason: String,

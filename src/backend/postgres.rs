@@ -1,5 +1,5 @@
 //! PostgreSQL: one statement for each request, in autocommit, at READ COMMITTED, by
-//! `clock_timestamp()`.
+//! `clock_timestamp()`. (Commands on records are several statements, each committed alone.)
 //!
 //! Only a [`listener`] sets session state, so the backend works behind a pooler that changes the
 //! session between transactions.

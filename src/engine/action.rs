@@ -194,8 +194,8 @@ pub(crate) struct Failure(pub(crate) Arc<Error>);
 impl Failure {
     /// Returns the failure of a release that the store repeatedly left without effect.
     pub(super) fn no_effect() -> Self {
-        let reason =
-            "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it";
+        let reason = "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it, or another \
+             transaction keeps the rows of its waiters locked";
         Self(Arc::new(Error::Database { attempted: "release", source: sqlx::Error::Protocol(reason.into()) }))
     }
 

@@ -318,6 +318,7 @@ impl Engine {
                     refused.extend(state.waiter(id).map(|waiter| waiter.id));
                 }
             }
+            // These statements serve all waiters, which would fail in the same way.
             (Step::Enqueue | Step::Poll | Step::Read { given_up: None } | Step::Transition { given_up: None }, _) => {
                 state.read_at = (state.is_rechecked && !closes).then(|| now + BEAT);
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));

@@ -153,7 +153,7 @@ impl Heartbeat {
         let (Response::Registered(notice) | Response::Beat(Some(notice))) = response else {
             return false;
         };
-        // A client without a row has had no notice.
+        // The first answer after a registration is always news: earlier notices were not seen.
         self.is_interrupted || (self.state != State::Beating(*notice) && !is_on(Mutation::IgnoreNotice))
     }
 

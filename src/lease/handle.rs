@@ -130,7 +130,7 @@ impl Lease {
     /// # Errors
     ///
     /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], or [`Error::Unavailable`]
-    /// when the database could not be reached: the lease is then unchanged.
+    /// when the database could not be reached: the extension may still take place.
     ///
     /// # Cancel safety
     ///

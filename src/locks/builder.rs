@@ -65,10 +65,11 @@ impl LocksBuilder {
         url::split(urls)
     }
 
-    /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release is
-    /// acknowledged only when a synchronous standby has it as well, so none is lost when the
-    /// primary fails and that standby takes over. A server is used only if a synchronous standby is
-    /// connected to it (the user needs the right to see the standby: `pg_monitor`).
+    /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release, and
+    /// every beginning and outcome of an attempt under a lease, is acknowledged only when a
+    /// synchronous standby has it as well, so none is lost when the primary fails and that standby
+    /// takes over. A server is used only if a synchronous standby is connected to it (the user needs
+    /// the right to see the standby: `pg_monitor`).
     ///
     /// While the standby does not answer, requests end in
     /// [`Error::Unavailable`](crate::Error::Unavailable), and leases expire because they cannot be

@@ -8,7 +8,8 @@
 //! The kind of the statement decides which reads lock rows. At READ COMMITTED the subqueries of a
 //! one-table UPDATE, of an INSERT … SELECT and of a SELECT are consistent reads. Those of a DELETE
 //! and of an UPDATE of several tables lock the rows that they read, and wait for them; in such
-//! statements here, every subquery has its own locking clause.
+//! statements here, every subquery has its own locking clause, or reads rows that other clients
+//! lock only for a moment.
 
 use sqlx::mysql::{MySqlArguments, MySqlDatabaseError};
 use sqlx::query::Query;

@@ -121,8 +121,9 @@ pub(super) async fn forget<DB: RecordDialect>(
     Ok(forgotten)
 }
 
-/// Locks the record for this transaction, so that no other attempt begins before it ends. Returns
-/// `false` if the attempt with this token is not the latest.
+/// Locks the record for this transaction, so that no other attempt begins on this server before it
+/// ends. (On another node of a Galera cluster, a beginning attempt makes this transaction fail.)
+/// Returns `false` if the attempt with this token is not the latest.
 pub(crate) async fn lock_attempt<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
