@@ -156,7 +156,7 @@
 //   coordinator - the only part that feeds the engine and runs its actions
 //   executor - connections: sends, repeats, reconnects
 //   operation - the operations of a connection
-//   simulation - engines against the model, in virtual time
+//   simulation engine/tests - engines against the model, in virtual time, and in single dialogues
 //   database - the bounds for the caller's transactions and pools
 //   backend - the stores: SQL, and the model that gives each request its meaning
 //   engine - decides the next holder and the next statement: pure code
