@@ -32,6 +32,8 @@ impl QuorumLease {
     /// The returned token is [`token`](Self::token) or higher: a majority of the databases must
     /// have the same token, so lower tokens are raised to the token of a database that answered
     /// late. This process no longer renews the lease, and adds no databases to it.
+    /// [`max_hold`](crate::quorum::QuorumRequest::max_hold) and
+    /// [`hold_at_least`](crate::quorum::QuorumRequest::hold_at_least) no longer apply.
     ///
     /// # Errors
     ///
