@@ -349,7 +349,7 @@ pub enum Error {
     AlreadyCompleted,
 
     /// The result of the step is stored already. Roll the transaction back, and
-    /// [recall](crate::idempotency::attempt::Attempt::recall) the result.
+    /// [recall](crate::idempotency::Attempt::recall) the result.
     #[error("the step is recorded already: roll this transaction back, and recall its result")]
     StepRecorded,
 
