@@ -108,7 +108,8 @@ impl World {
             self.after(delay, WorldEvent::Actor { actor, turn });
         }
         let life = self.clients[client].life;
-        let crowds = patient && wish.mode == Mode::Exclusive && self.random.permille(self.profile.crowds);
+        let may_crowd = self.profile.crowds > 0 && patient && wish.mode == Mode::Exclusive;
+        let crowds = may_crowd && self.random.permille(self.profile.crowds);
         let first = crowds.then(|| self.crowd(client, &wish));
         self.event(client, life, Event::Acquire { waiter, wish });
         if let Some(waiter) = first {
