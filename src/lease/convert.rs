@@ -1,7 +1,6 @@
 //! Converts a held lease: to a higher token, or to a shared lease.
 
 use super::handle::Lease;
-use crate::coordinator::HeldLease;
 use crate::engine::{Amendment, NotAmended};
 use crate::error::{Error, Result};
 use crate::protocol::Mode;
@@ -39,7 +38,7 @@ impl Lease {
     /// Dropping the future after its first poll loses the lease.
     pub async fn downgrade(&mut self) -> Result<()> {
         let name = self.name().clone();
-        let held = self.held()?;
+        self.held()?;
         match self.details.mode {
             Mode::READ => return Ok(()),
             Mode::Exclusive => {}
@@ -47,11 +46,12 @@ impl Lease {
                 return Err(Error::Conversion { name, reason: "permits of a semaphore are shared already" });
             }
         }
-        let amending = held.amend(Amendment::Downgrade);
-        let mut converting = Converting { held: &mut self.held, is_answered: false };
-        let amended = amending.await;
-        converting.is_answered = true;
-        drop(converting);
+        // A dropped future drops the handle, which releases the lease: its mode is not known then.
+        let Some(held) = self.held.take() else {
+            return Err(Error::Closed);
+        };
+        let amended = held.amend(Amendment::Downgrade).await;
+        self.held = Some(held);
         match amended {
             Ok(()) => {
                 self.details.mode = Mode::READ;
@@ -63,21 +63,6 @@ impl Lease {
             }
             Err(NotAmended::Lost(cause)) => Err(self.loss_error(cause)),
             Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
-        }
-    }
-}
-
-/// Releases a lease whose conversion has no answer yet when it is dropped: the mode of the lease is
-/// unknown.
-struct Converting<'l> {
-    held: &'l mut Option<HeldLease>,
-    is_answered: bool,
-}
-
-impl Drop for Converting<'_> {
-    fn drop(&mut self) {
-        if !self.is_answered {
-            drop(self.held.take());
         }
     }
 }
