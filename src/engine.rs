@@ -53,6 +53,7 @@ use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
 use name::Name;
 use step::Step;
+use waiter::Timeouts;
 
 use crate::clock::Moment;
 use crate::error::LossCause;
@@ -141,8 +142,7 @@ pub(crate) struct Engine {
     wakes: HashMap<LockName, Moment>,
     /// When this client's last acquisition ended, for each name that has nothing else to do.
     ended: HashMap<LockName, Moment>,
-    /// The moments at which waiters give up.
-    patience: BTreeSet<(Moment, WaiterId)>,
+    timeouts: Timeouts,
     next_id: LeaseId,
     next_request: u64,
     next_lease: u64,
@@ -189,7 +189,7 @@ impl Engine {
             polled_all_until: Moment::default(),
             wakes: HashMap::new(),
             ended: HashMap::new(),
-            patience: BTreeSet::new(),
+            timeouts: Timeouts::default(),
             next_id: first_id,
             next_request: 0,
             next_lease: 0,
@@ -295,7 +295,7 @@ impl Engine {
     /// Whether the engine has no holding, no waiter and no request in flight.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        let is_empty = self.names.is_empty() && self.in_flight.is_empty() && self.patience.is_empty();
+        let is_empty = self.names.is_empty() && self.in_flight.is_empty() && self.timeouts.next().is_none();
         is_empty && self.waiters.is_empty() && self.leases.is_empty()
     }
 

@@ -51,9 +51,7 @@ impl Engine {
             return;
         };
         self.waiters.remove(&waiter.id);
-        if let Some(timer) = waiter.timer() {
-            self.patience.remove(&timer);
-        }
+        self.timeouts.remove(&waiter);
         state.queued_at = None;
         let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
         let is_kept = waiter.claim.is_kept;
@@ -112,9 +110,7 @@ impl Engine {
                 state.withdraw(other.claim.id, now, other.lingers);
             }
             self.waiters.remove(&other.id);
-            if let Some(timer) = other.timer() {
-                self.patience.remove(&timer);
-            }
+            self.timeouts.remove(&other);
             let token = state.holdings[i].token;
             match other.resumes {
                 Some(exported) if exported.token != token => {

@@ -47,9 +47,8 @@ impl Engine {
             self.refuse_timed_out(now, &name, None);
             self.advance(now, &name);
         }
-        while self.patience.first().is_some_and(|(at, _)| *at <= now) {
-            let waiter = self.patience.pop_first().map(|(_, waiter)| waiter);
-            if let Some((waiter, name)) = waiter.and_then(|waiter| Some((waiter, self.waiters.get(&waiter)?.clone()))) {
+        while let Some(waiter) = self.timeouts.pop_due(now) {
+            if let Some(name) = self.waiters.get(&waiter).cloned() {
                 let is_unanswered = self.names.get(&name).is_some_and(|state| state.is_unanswered(waiter, now));
                 let refusal = if is_unanswered { Refusal::NoAnswer } else { Refusal::Timeout };
                 self.leave(now, waiter, Some(refusal));

@@ -13,8 +13,7 @@ impl Engine {
     /// Returns when [`handle`](Self::handle) must be called again, if no event comes earlier.
     pub(crate) fn wakes_at(&self) -> Option<Moment> {
         let timer = self.timers.first().map(|(at, _)| *at);
-        let patience = self.patience.first().map(|(at, _)| *at);
-        timer.into_iter().chain(patience).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
+        timer.into_iter().chain(self.timeouts.next()).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
     }
 
     /// Returns how long the answer to a heartbeat may take: the rest must suffice for another beat

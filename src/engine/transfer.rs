@@ -82,7 +82,7 @@ impl Engine {
             unknown: 0,
             is_reported: true,
         };
-        self.patience.extend(waiter.timer());
+        self.timeouts.add(&waiter);
         state.push_waiter(waiter);
         self.waiters.insert(id, name.clone());
         self.advance(now, &name);

@@ -1,5 +1,7 @@
 //! A caller that wants a name, and the state of its claim in the store.
 
+use std::collections::BTreeSet;
+
 use super::action::{Exported, HoldTime, Patience, WaiterId};
 use super::heartbeat::Epoch;
 use crate::clock::Moment;
@@ -64,11 +66,6 @@ impl Waiter {
         }
     }
 
-    /// Returns the key of the waiter among those with limited patience.
-    pub(super) fn timer(&self) -> Option<(Moment, WaiterId)> {
-        self.ends_at().map(|at| (at, self.id))
-    }
-
     /// Puts a try into the queue.
     pub(super) fn begin_to_wait(&mut self) {
         self.patience = Patience::Wait(self.ends_at());
@@ -106,5 +103,32 @@ impl Waiter {
 
     pub(super) fn is_queued(&self) -> bool {
         self.state == WaiterState::Queued
+    }
+}
+
+/// The moments at which waiters give up.
+#[derive(Default)]
+pub(super) struct Timeouts(BTreeSet<(Moment, WaiterId)>);
+
+impl Timeouts {
+    pub(super) fn add(&mut self, waiter: &Waiter) {
+        self.0.extend(waiter.ends_at().map(|at| (at, waiter.id)));
+    }
+
+    pub(super) fn remove(&mut self, waiter: &Waiter) {
+        if let Some(at) = waiter.ends_at() {
+            self.0.remove(&(at, waiter.id));
+        }
+    }
+
+    /// Returns the next moment.
+    pub(super) fn next(&self) -> Option<Moment> {
+        self.0.first().map(|(at, _)| *at)
+    }
+
+    /// Removes a waiter that gives up by now.
+    pub(super) fn pop_due(&mut self, now: Moment) -> Option<WaiterId> {
+        let is_due = self.next().is_some_and(|at| at <= now);
+        is_due.then(|| self.0.pop_first()).flatten().map(|(_, waiter)| waiter)
     }
 }

@@ -69,7 +69,7 @@ impl Engine {
         if (state.is_taken(mode) || (mode == Mode::Exclusive && waits)) && waiter.report_wait() {
             self.actions.push(Action::Waits { waiter: id });
         }
-        self.patience.extend(waiter.timer());
+        self.timeouts.add(&waiter);
         state.push_waiter(waiter);
         self.waiters.insert(id, name.clone());
         self.advance(now, &name);
@@ -86,9 +86,7 @@ impl Engine {
             && let Some(waiter) = state.remove_waiter(i)
             && !is_on(Mutation::LeaveEntry)
         {
-            if let Some(timer) = waiter.timer() {
-                self.patience.remove(&timer);
-            }
+            self.timeouts.remove(&waiter);
             match waiter.resumes {
                 // Another process may resume the lease.
                 Some(exported) if waiter.adopts() => {
