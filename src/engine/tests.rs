@@ -5,7 +5,9 @@ mod with_store;
 use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
-use crate::protocol::{Amended, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn};
+use crate::protocol::{
+    Amended, Claim, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn,
+};
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
 
@@ -95,6 +97,21 @@ impl Conversation {
         body
     }
 
+    /// Acquires a free name with this token. Returns the claim and the lease.
+    fn hold(&mut self, waiter: u64, wish: Wish, token: FencingToken) -> (Claim, LeaseKey) {
+        let waiter = WaiterId(waiter);
+        self.feed(Event::Acquire { waiter, wish });
+        let claim = match self.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token))) {
+            Request::Acquire(claim) => claim,
+            other => panic!("{other:?}"),
+        };
+        let lease = self.actions.iter().find_map(|action| match action {
+            Action::Granted { waiter: granted, grant } if *granted == waiter => Some(grant.lease),
+            _ => None,
+        });
+        (claim, lease.expect("a lease"))
+    }
+
     fn has_acted(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
         self.actions.iter().any(is_meant)
     }
@@ -107,8 +124,7 @@ fn request_before_a_confirmation_is_looked_up() {
     let mut store = Conversation::new();
     // The heartbeat keeps another lease.
     let token = FencingToken::new(5).expect("a token");
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("b", Patience::Wait(None)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    store.hold(1, wish("b", Patience::Wait(None)), token);
     store.actions.clear();
     let wish = wish("a", Patience::Wait(None));
     let (name, owner) = (wish.name.clone(), Some(wish.owner));
@@ -146,15 +162,9 @@ fn kept_after(end: impl FnOnce(&mut Conversation, LeaseKey)) -> Duration {
     let mut store = Conversation::new();
     let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: Some(Duration::from_secs(2)) };
     let wish = Wish { hold_time, ..wish("a", Patience::Wait(None)) };
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish });
-    let token = FencingToken::new(5).expect("a token");
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
-    let lease = store.actions.iter().find_map(|action| match action {
-        Action::Granted { grant, .. } => Some(grant.lease),
-        _ => None,
-    });
+    let (_, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
     store.pass(Duration::from_secs(1));
-    end(&mut store, lease.expect("a lease"));
+    end(&mut store, lease);
     let release = store.open.iter().find_map(|(_, body)| match body {
         Request::Release(release) => Some(release.keep_for),
         // The queue is read first.
@@ -189,17 +199,8 @@ fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {
 fn notice_is_followed_while_a_change_pauses() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", Patience::Wait(None)) });
-    let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token))) {
-        Request::Acquire(claim) => claim,
-        other => panic!("{other:?}"),
-    };
-    let lease = store.actions.iter().find_map(|action| match action {
-        Action::Granted { grant, .. } => Some(grant.lease),
-        _ => None,
-    });
-    let amendment = Amendment::Extend(Duration::from_secs(60));
-    store.feed(Event::Amend { lease: lease.expect("a lease"), amendment });
+    let (claim, lease) = store.hold(1, wish("a", Patience::Wait(None)), token);
+    store.feed(Event::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200, 400, 250] {
         store.answer(is_extend, Response::Extended(Amended::Locked));
@@ -283,9 +284,7 @@ fn client_without_notifications_polls_soon() {
 #[test]
 fn close_ends_while_a_row_stays_locked() {
     let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", Patience::Wait(None)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    store.hold(1, wish("a", Patience::Wait(None)), FencingToken::new(5).expect("a token"));
     store.feed(Event::Close);
     let closes = |action: &Action| matches!(action, Action::Closed { failure: Some(_) });
     for _ in 0..100 {
@@ -340,9 +339,7 @@ fn waiters_behind_a_failed_request_leave_without_a_statement() {
 #[test]
 fn error_about_one_name_delays_no_other_name() {
     let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("b", Patience::Wait(None)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
+    store.hold(1, wish("b", Patience::Wait(None)), FencingToken::new(5).expect("a token"));
     store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", Patience::Wait(None)) });
     let (request, _) = store.open.remove(0);
     let source = sqlx::Error::Decode("not a number".into());
@@ -359,15 +356,9 @@ fn error_about_one_name_delays_no_other_name() {
 #[test]
 fn release_without_a_row_reads_it_once() {
     let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", Patience::Wait(None)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
-    let lease = store.actions.iter().find_map(|action| match action {
-        Action::Granted { grant, .. } => Some(grant.lease),
-        _ => None,
-    });
+    let (_, lease) = store.hold(1, wish("a", Patience::Wait(None)), FencingToken::new(5).expect("a token"));
     store.engine.steady_at = START + BEAT;
-    store.feed(Event::Release { lease: lease.expect("a lease") });
+    store.feed(Event::Release { lease });
     store.answer(|body| matches!(body, Request::Read { .. }), Response::Read(None));
     assert!(matches!(store.open[..], [(_, Request::Release(_))]), "{:?}", store.open);
 }
