@@ -1,5 +1,6 @@
 //! PostgreSQL: one statement for each request, in autocommit, at READ COMMITTED, by
-//! `clock_timestamp()`. (Commands on records are several statements, each committed alone.)
+//! `clock_timestamp()`. (Commands on records are several statements, each committed
+//! alone, unless an operator resolves a record.)
 //!
 //! Only a [`listener`] sets session state, so the backend works behind a pooler that changes the
 //! session between transactions.

@@ -138,7 +138,8 @@
 //! sqlock schema --from VERSION   # or its statements since a version, for your own migrations
 //! ```
 //!
-//! The VERSION is in the last comment of what you have pasted before. Programs of the earlier release go on, and can be started again: migrations only add.
+//! The VERSION is in the last comment of what you have pasted before. Programs of the earlier
+//! release go on, and can be started again: migrations only add.
 //! [`Error::NewerSchema`] is the exception: a release that earlier ones cannot work with has migrated
 //! the database. Update the program that reports it.
 //!

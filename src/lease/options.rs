@@ -150,8 +150,8 @@ macro_rules! option_setters {
                 self
             }
 
-            /// Sets the label, a text for people, shown by [`Locks::list`](crate::Locks::list). At most 255
-            /// bytes.
+            /// Sets the label, a text for people, shown by [`Locks::list`](crate::Locks::list). At
+            /// most 255 bytes.
             pub fn label(mut self, label: impl Into<String>) -> Self {
                 self.options_mut().label = label.into();
                 self

@@ -103,10 +103,10 @@ impl FromStr for ExportedLease {
 
 impl Lease {
     /// Exports the lease as a text that another process can [resume](crate::Locks::resume). Does no
-    /// I/O. This process no longer renews the lease: resume it within the [remaining](Self::remaining) time,
-    /// and [`extend`](Self::extend) it before the export if that time may be too short. Only the
-    /// TTL of the request's options is kept: a resumed lease is renewed, and has no
-    /// [`max_hold`](crate::LeaseRequest::max_hold) and no
+    /// I/O. This process no longer renews the lease: resume it within the
+    /// [remaining](Self::remaining) time, and [`extend`](Self::extend) it before the export if that
+    /// time may be too short. Only the TTL of the request's options is kept: a resumed lease is
+    /// renewed, and has no [`max_hold`](crate::LeaseRequest::max_hold) and no
     /// [`hold_at_least`](crate::LeaseRequest::hold_at_least).
     ///
     /// # Errors
