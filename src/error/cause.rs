@@ -9,7 +9,8 @@ pub enum LossCause {
     #[error("it expired before it was renewed")]
     Expired,
     /// The database reports that the lease has ended: another owner took it over after it expired,
-    /// or an operator evicted it.
+    /// or an operator evicted it. Or a conversion of the lease failed or was dropped, so its state
+    /// is unknown.
     #[error("it was taken over or evicted")]
     Superseded,
     /// The lease reached its [`max_hold`](crate::LeaseRequest::max_hold).

@@ -10,7 +10,10 @@ impl Lease {
     /// Raises the token of an exclusive lease that was acquired once. Returns `None`, and releases
     /// the lease, when the token cannot be raised. Dropping the future releases the lease.
     pub(crate) async fn raise_token(mut self, to: FencingToken) -> Result<Option<Self>> {
-        match self.held()?.amend(Amendment::Raise(to)).await {
+        let Ok(held) = self.held() else {
+            return Ok(None);
+        };
+        match held.amend(Amendment::Raise(to)).await {
             Ok(()) => {
                 self.details.token = to;
                 Ok(Some(self))

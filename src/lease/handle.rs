@@ -17,7 +17,8 @@ use crate::protocol::Mode;
 use crate::token::FencingToken;
 
 /// A held lease: proof that no other owner was granted the name while [`is_held`](Self::is_held)
-/// returns `true`. (After an [`evict`](crate::Locks::evict), with the next heartbeat.)
+/// returns `true`. (After an [`evict`](crate::Locks::evict), with the next heartbeat; a lease
+/// [without renewal](crate::LeaseRequest::renew) has none, and learns of it from its next call.)
 ///
 /// The lease is renewed in the background. [`release`](Self::release) says whether it was held to
 /// the end; dropping the lease releases it in the background. If the process dies, the name is free
@@ -26,7 +27,7 @@ use crate::token::FencingToken;
 #[must_use = "a lease that is dropped is released at once"]
 pub struct Lease {
     pub(super) client: Arc<Client>,
-    /// `None` only while the lease is being released.
+    /// `None` while the lease is being released, and after a dropped conversion.
     pub(super) held: Option<HeldLease>,
     pub(super) details: LeaseDetails,
 }
@@ -55,7 +56,8 @@ impl Lease {
         &self.details.name
     }
 
-    /// Returns the fencing token: greater than that of every earlier lease on the name.
+    /// Returns the fencing token: greater than that of every earlier holding of the name. Leases of
+    /// an owner that has [entered again](crate::LeaseRequest::owner) have one token.
     pub fn token(&self) -> FencingToken {
         self.details.token
     }
@@ -117,9 +119,18 @@ impl Lease {
     ///
     /// It may be dropped and called again; no request is missed.
     pub async fn revoke_requested(&self) {
-        match self.held.as_ref().map(HeldLease::release_requested) {
-            Some(requested) => requested.await,
-            None => std::future::pending().await,
+        self.revoke_request().await;
+    }
+
+    /// Returns the future of [`revoke_requested`](Self::revoke_requested). It does not borrow the
+    /// lease.
+    pub(crate) fn revoke_request(&self) -> impl Future<Output = ()> + Send + use<> {
+        let requested = self.held.as_ref().map(HeldLease::release_requested);
+        async move {
+            match requested {
+                Some(requested) => requested.await,
+                None => std::future::pending().await,
+            }
         }
     }
 
@@ -166,16 +177,18 @@ impl Lease {
 
     /// Returns the engine's handle, or an error if the lease has ended.
     pub(super) fn held(&self) -> Result<&HeldLease> {
-        let held = self.held.as_ref().ok_or(Error::Closed)?;
-        if held.is_held() { Ok(held) } else { Err(self.loss_error(self.loss_cause())) }
+        let held = self.held.as_ref().filter(|held| held.is_held());
+        held.ok_or_else(|| self.loss_error(self.loss_cause()))
     }
 
     /// Returns why the lease has ended.
     pub(crate) fn loss_cause(&self) -> LossCause {
-        let known = self.held.as_ref().and_then(HeldLease::loss);
+        let Some(held) = &self.held else {
+            return LossCause::Superseded;
+        };
         let max_hold =
             self.details.hold_time.at_most.filter(|max| self.details.acquired_at + *max <= self.client.now());
-        known.unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
+        held.loss().unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
     }
 
     /// Returns a future that completes when the lease is lost. It does not borrow the lease.
@@ -184,7 +197,7 @@ impl Lease {
         async move {
             match loss_future {
                 Some(loss_future) => loss_future.await,
-                None => std::future::pending().await,
+                None => LossCause::Superseded,
             }
         }
     }

@@ -136,3 +136,24 @@ async fn lost_lease_cannot_be_downgraded() {
     next.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
 }
+
+#[tokio::test]
+async fn dropped_downgrade_loses_the_lease() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let mut lease = taken(writing(&ours)).await;
+    tokio::select! {
+        biased;
+        downgraded = lease.downgrade() => panic!("the database has not answered yet: {downgraded:?}"),
+        () = std::future::ready(()) => {}
+    }
+    assert!(!lease.is_held());
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+    let extended = lease.extend(LONG).await.expect_err("it is lost");
+    assert!(extended.is_lost(), "{extended:?}");
+    // The dropped call releases the lease.
+    taken(writing(&theirs)).await.release().await.expect("ours to the end");
+    let released = lease.release().await.expect_err("it was lost");
+    assert!(released.is_lost(), "{released:?}");
+    assert_nothing_is_left(&db).await;
+}
