@@ -11,6 +11,7 @@ mod majority;
 mod nodes;
 mod request;
 mod round;
+mod turn;
 
 use std::fmt;
 use std::sync::Arc;
@@ -83,12 +84,13 @@ pub use request::QuorumRequest;
 /// nothing. A database whose tables are younger than the TTL of a request has no vote in it,
 /// because it may have replaced a database that has granted the name. So a new quorum grants its
 /// first leases a TTL after [`Locks::migrate`](crate::Locks::migrate) has created the tables, and
-/// all clients of a name must use one TTL, or the longest one in
+/// all clients of a name must use one TTL and one `hold_at_least`, or the longest of them in
 /// [`rejoin_after`](Self::rejoin_after). The age is that of the record of
 /// [`Locks::migrate`](crate::Locks::migrate): tables that the application's own migrations create
 /// have no record, and vote at once. The tokens of a replaced database are above all earlier ones
-/// if its clock is right. A database with relaxed durability must stay out of the quorum until all
-/// leases that it may have lost have expired: [`rejoin_after`](Self::rejoin_after).
+/// if its clock is right. A database with relaxed durability, or one restored from a backup (with
+/// the old record), must stay out of the quorum until all leases that it may have lost have expired:
+/// [`rejoin_after`](Self::rejoin_after).
 #[derive(Clone)]
 pub struct Quorum {
     nodes: Arc<Nodes>,

@@ -74,7 +74,8 @@
 //!
 //! A database that has lost its data, and whose tables were created again, has no vote until they
 //! are older than the TTL: it may have granted a name that is still held. So a new quorum grants
-//! its first leases a TTL after its tables were created. Two databases on one server are refused.
+//! its first leases a TTL after its tables were created. Two databases on one server are refused
+//! (MariaDB has no identity, so there only equal addresses are recognized).
 //!
 //! `sqlock doctor --quorum -D URL,URL,URL` checks the databases one by one and together: how many
 //! can vote, whether two are on one server, and how their clocks and tables differ. `sqlock ls

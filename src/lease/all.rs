@@ -9,7 +9,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use sqlx::Transaction;
@@ -19,7 +18,7 @@ use super::handle::Lease;
 use super::options::{LeaseOptions, queue_setters, request_setters};
 use super::refusal::refusal_error;
 use super::request::{LeaseRequest, TRY_TIMEOUT};
-use super::run::{race, unless_lost, while_held};
+use super::run::{first, race, unless_lost, while_held};
 use super::semaphore::Semaphore;
 use crate::backend::Database;
 use crate::client::Client;
@@ -412,16 +411,6 @@ impl LeaseAll {
         }
         outcome
     }
-}
-
-/// Waits for the first of several futures.
-async fn first<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
-    let mut all: Vec<_> = futures.map(Box::pin).collect();
-    std::future::poll_fn(|context| {
-        let ready = all.iter_mut().map(|future| future.as_mut().poll(context)).find(Poll::is_ready);
-        ready.unwrap_or(Poll::Pending)
-    })
-    .await
 }
 
 impl fmt::Debug for LeaseAll {

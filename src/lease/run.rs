@@ -1,6 +1,7 @@
 //! Runs work while a lease is held.
 
 use std::future::Future;
+use std::task::Poll;
 
 use crate::error::{LossCause, Result};
 
@@ -9,12 +10,21 @@ pub(crate) async fn race<A: Future, B: Future>(
     mut a: std::pin::Pin<&mut A>,
     mut b: std::pin::Pin<&mut B>,
 ) -> Result<A::Output, B::Output> {
-    use std::task::Poll;
     std::future::poll_fn(|cx| {
         if let Poll::Ready(a) = a.as_mut().poll(cx) {
             return Poll::Ready(Ok(a));
         }
         b.as_mut().poll(cx).map(Err)
+    })
+    .await
+}
+
+/// Waits for the first of several futures. Pending for ever without futures.
+pub(crate) async fn first<F: Future>(futures: impl IntoIterator<Item = F>) -> F::Output {
+    let mut all: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    std::future::poll_fn(|context| {
+        let ready = all.iter_mut().map(|future| future.as_mut().poll(context)).find(Poll::is_ready);
+        ready.unwrap_or(Poll::Pending)
     })
     .await
 }
@@ -37,7 +47,6 @@ pub(crate) async fn while_held<T>(
     is_held: impl Fn() -> bool,
     lost: impl Future<Output = LossCause>,
 ) -> Result<T, LossCause> {
-    use std::task::Poll;
     let (mut work, mut lost) = (std::pin::pin!(work), std::pin::pin!(lost));
     std::future::poll_fn(|cx| {
         if is_held()

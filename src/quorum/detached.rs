@@ -10,6 +10,7 @@ use super::lease::QuorumLease;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::locks::Locks;
+use crate::owner::Owner;
 use crate::token::FencingToken;
 
 /// How much longer than the majority the other databases may take to answer.
@@ -121,7 +122,9 @@ impl Quorum {
     }
 
     /// Ends the lease with this token on all reachable databases, in any process. Returns `false`
-    /// when the token did not hold the name on a majority. See [`Locks::evict`].
+    /// when no lease on a majority has the token. See [`Locks::evict`].
+    ///
+    /// On a database that joined the lease later, the lease has another token, and ends as well.
     ///
     /// # Errors
     ///
@@ -132,12 +135,43 @@ impl Quorum {
     ///
     /// After the future was dropped, the lease may have ended. The call can be repeated.
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
+        self.nodes.check()?;
         let name = name.to_owned();
+        let owner = self.find_owner(&name, token).await;
         self.ask_majority("evict", |locks| {
             let name = name.clone();
-            async move { locks.evict(&name, token).await }
+            async move {
+                let token = match owner {
+                    Some(owner) => find_token(&locks, &name, owner).await?.unwrap_or(token),
+                    None => token,
+                };
+                locks.evict(&name, token).await
+            }
         })
         .await
+    }
+
+    /// Returns the owner of a lease, which is the same on all databases, from the first database
+    /// that has a lease with the token. After the answers of a majority, the others have a moment
+    /// more.
+    async fn find_owner(&self, name: &str, token: FencingToken) -> Option<Owner> {
+        let mut lookups = JoinSet::new();
+        for locks in &self.nodes.locks {
+            let (locks, name) = (locks.clone(), name.to_owned());
+            lookups.spawn(async move { locks.holders(&name).await });
+        }
+        let mut answered = 0;
+        loop {
+            let within = if answered < self.nodes.needed() { Duration::MAX } else { LATE_ANSWERS };
+            let Ok(Some(found)) = timeout(within, lookups.join_next()).await else {
+                return None;
+            };
+            let Ok(Ok(holders)) = found else { continue };
+            answered += 1;
+            if let Some(held) = holders.iter().find(|held| held.token == token) {
+                return held.owner;
+            }
+        }
     }
 
     /// Asks all databases until the answers of a majority agree. Gives the others a moment more,
@@ -170,4 +204,10 @@ impl Quorum {
         }
         Err(self.nodes.no_majority(attempted, confirmed + refused, errors))
     }
+}
+
+/// Returns the token of an owner's lease on one database.
+async fn find_token(locks: &Locks, name: &str, owner: Owner) -> Result<Option<FencingToken>> {
+    let holders = locks.holders(name).await?;
+    Ok(holders.iter().find(|held| held.owner == Some(owner)).map(|held| held.token))
 }

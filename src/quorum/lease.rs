@@ -18,7 +18,7 @@ use crate::token::FencingToken;
 /// majority, with the next heartbeats.)
 ///
 /// The lease is renewed on each database in the background. A database that was down is asked again
-/// at about every third of the TTL and joins the lease. [`release`](Self::release) says whether the
+/// every third of the TTL, but at least every 5 seconds, and joins the lease. [`release`](Self::release) says whether the
 /// lease was held to the end; dropping the lease releases it in the background.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct QuorumLease {
@@ -86,8 +86,20 @@ impl QuorumLease {
         self.majority.lost().await
     }
 
+    /// Waits until the holder is [asked to release](crate::Locks::ask_to_release) the lease on one of
+    /// the databases. Pending for ever without a request. The lease stays held.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and called again; no request is missed.
+    pub async fn revoke_requested(&self) {
+        self.majority.revoke_requested().await;
+    }
+
     /// Makes the lease last at least `ttl` from now on a majority, without waiting for the next
-    /// renewal.
+    /// renewal. A `ttl` above that of the requests for the name needs
+    /// [`rejoin_after`](crate::quorum::Quorum::rejoin_after) in all of its clients, as
+    /// [`Quorum::extend`](crate::quorum::Quorum::extend) explains.
     ///
     /// # Errors
     ///

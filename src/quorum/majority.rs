@@ -1,9 +1,7 @@
 //! A held majority, counted by the clocks of the leases on the single databases.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -15,7 +13,7 @@ use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
 use crate::engine::HoldTime;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
-use crate::lease::run::race;
+use crate::lease::run::{first, race};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
@@ -38,6 +36,10 @@ pub(super) struct Majority {
     nodes: Arc<Nodes>,
 }
 
+/// How long a database is not asked again after it reported the end of the lease there: longer than
+/// an operator's eviction takes to become known for all databases, by their heartbeats.
+const AFTER_EVICTION: Duration = Duration::from_millis(2500);
+
 /// The status of a majority, which ends once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
@@ -49,6 +51,8 @@ enum Status {
 struct Votes {
     /// The lease on each database, if any.
     leases: Vec<Option<Lease>>,
+    /// The moment before which each database is not asked for a lease.
+    ask_at: Vec<Moment>,
     status: Status,
 }
 
@@ -65,6 +69,7 @@ impl Majority {
         for (node, lease) in votes {
             leases[node] = Some(lease);
         }
+        let ask_at = vec![Moment::default(); leases.len()];
         Arc::new(Self {
             name,
             token,
@@ -72,7 +77,7 @@ impl Majority {
             needed: nodes.needed(),
             hold_time,
             since: nodes.now(),
-            votes: Mutex::new(Votes { leases, status: Status::Held }),
+            votes: Mutex::new(Votes { leases, ask_at, status: Status::Held }),
             ended: Notify::new(),
             nodes: Arc::clone(nodes),
         })
@@ -137,6 +142,17 @@ impl Majority {
         }
     }
 
+    /// Waits until the holder is asked on one of the databases to release the lease.
+    pub(super) async fn revoke_requested(&self) {
+        loop {
+            let requests: Vec<_> = self.update().leases.iter().flatten().map(Lease::revoke_request).collect();
+            // Databases join the lease later.
+            if timeout(CLOCK_CHECK_INTERVAL, first(requests)).await.is_ok() {
+                return;
+            }
+        }
+    }
+
     /// Starts the extension of all leases.
     pub(super) fn start_extension(
         &self,
@@ -193,17 +209,23 @@ impl Majority {
         drop(unused);
     }
 
-    /// Returns the databases without a lease, and removes ended leases.
+    /// Removes ended leases, and returns the databases to ask for a lease.
     fn missing_nodes(&self) -> Vec<usize> {
+        let now = self.nodes.now();
         let mut votes = self.update();
-        let mut ended = Vec::new();
-        for lease in &mut votes.leases {
-            if lease.as_ref().is_some_and(|lease| !lease.is_held()) {
-                ended.extend(lease.take());
+        let Votes { leases, ask_at, .. } = &mut *votes;
+        let (mut missing, mut ended) = (Vec::new(), Vec::new());
+        for (node, (lease, ask_at)) in leases.iter_mut().zip(ask_at).enumerate() {
+            if let Some(lost) = lease.take_if(|lease| !lease.is_held()) {
+                if lost.loss_cause() == LossCause::Superseded {
+                    *ask_at = now + AFTER_EVICTION;
+                }
+                ended.push(lost);
+            }
+            if lease.is_none() && *ask_at <= now {
+                missing.push(node);
             }
         }
-        let missing =
-            votes.leases.iter().enumerate().filter(|(_, lease)| lease.is_none()).map(|(node, _)| node).collect();
         drop(votes);
         drop(ended);
         missing
@@ -214,23 +236,14 @@ impl Majority {
         let ended = self.ended.notified();
         tokio::pin!(ended);
         ended.as_mut().enable();
-        let loss_future: Vec<_> = {
+        let losses: Vec<_> = {
             let votes = self.update();
             if votes.status != Status::Held {
                 return;
             }
             votes.leases.iter().flatten().map(Lease::loss_future).collect()
         };
-        let mut losses: Vec<Pin<Box<dyn Future<Output = LossCause> + Send>>> = Vec::new();
-        for loss in loss_future {
-            losses.push(Box::pin(loss));
-        }
-        std::future::poll_fn(|cx| {
-            let ready =
-                ended.as_mut().poll(cx).is_ready() || losses.iter_mut().any(|loss| loss.as_mut().poll(cx).is_ready());
-            if ready { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        let _ = race(ended, std::pin::pin!(first(losses))).await;
     }
 
     /// Locks the votes, and updates the status as of now.

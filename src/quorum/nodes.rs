@@ -1,25 +1,22 @@
 //! The databases of a quorum, and the options of a lease on each.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::OwnedMutexGuard;
-
+use super::turn::Turns;
 use crate::backend::Kind;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::lease::options::LeaseOptions;
 use crate::locks::Locks;
-use crate::name::LockName;
 
 /// The state that all clones of a quorum share.
 pub(super) struct Nodes {
     pub(super) locks: Vec<Locks>,
     pub(super) all: bool,
     pub(super) rejoin_after: Option<Duration>,
-    /// One lock for each name, with which the waiters of this process take turns.
-    turns: Mutex<HashMap<LockName, Weak<tokio::sync::Mutex<()>>>>,
+    /// The turns of the waiters of this process.
+    pub(super) turns: Turns,
     /// The server of each database, after it was asked. The inner `None`: the server has no
     /// identity.
     servers: Mutex<Vec<Option<Option<String>>>>,
@@ -33,7 +30,7 @@ const SAME_SERVER: Error = Error::Unsupported {
 impl Nodes {
     pub(super) fn new(locks: Vec<Locks>, all: bool, rejoin_after: Option<Duration>) -> Self {
         let servers = Mutex::new(vec![None; locks.len()]);
-        Self { locks, all, rejoin_after, turns: Mutex::default(), servers }
+        Self { locks, all, rejoin_after, turns: Turns::default(), servers }
     }
 
     /// Returns the number of databases that must grant a name.
@@ -105,18 +102,6 @@ impl Nodes {
             errors.iter().map(|(node, error)| format!("{}: {}", self.describe(*node), error.report())).collect();
         let reason = format!("{answered} of {all} databases answered, and {needed} must; {}", failed.join("; "));
         Error::Unavailable { attempted, reason, source: None }
-    }
-
-    /// Waits until no earlier waiter of this process asks for the name.
-    pub(super) async fn turn(&self, name: &LockName) -> OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            turns.retain(|_, turn| turn.strong_count() > 0);
-            let turn = turns.get(name).and_then(Weak::upgrade).unwrap_or_default();
-            turns.insert(name.clone(), Arc::downgrade(&turn));
-            turn
-        };
-        turn.lock_owned().await
     }
 }
 

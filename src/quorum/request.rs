@@ -76,9 +76,9 @@ impl QuorumRequest {
         let name = self.check()?;
         let left = || self.options.lease.wait.map(|wait| wait.saturating_sub(start.elapsed()));
         let timed_out = || Error::Timeout { name: name.clone(), waited: start.elapsed() };
-        let turn = self.nodes.turn(&name);
+        let turn = self.nodes.turns.of(&name);
         let _turn = match left() {
-            None => turn.await,
+            None => turn.lock.lock().await,
             // A try does not wait for its turn.
             Some(Duration::ZERO) => {
                 return self.attempt(&name, None).await?.map_err(|refused| match refused {
@@ -86,17 +86,25 @@ impl QuorumRequest {
                     NotAcquired::Unreachable(error) => error,
                 });
             }
-            Some(left) => timeout(left, turn).await.map_err(|_| timed_out())?,
+            Some(left) => {
+                let locked = timeout(left, turn.lock.lock()).await;
+                locked.map_err(|_| turn.failure().unwrap_or_else(timed_out))?
+            }
         };
+        if let Some(error) = turn.failure_throughout(start) {
+            return Err(error);
+        }
         let mut backoff =
             Backoff::between(Duration::from_millis(10), (self.options.lease.ttl / 10).min(Duration::from_millis(250)));
-        let mut unreachable: Option<Instant> = None;
         let mut last = None;
         let mut taken = false;
         loop {
             let attempted = Instant::now();
             let refused = match self.attempt(&name, left()).await? {
-                Ok(lease) => return Ok(lease),
+                Ok(lease) => {
+                    turn.answered();
+                    return Ok(lease);
+                }
                 Err(refused) => refused,
             };
             // An attempt at the limit of the wait says nothing about the databases, unless they had
@@ -104,11 +112,14 @@ impl QuorumRequest {
             let cut_short =
                 left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.options.node_timeout();
             match refused {
-                NotAcquired::Taken { .. } => (unreachable, last, taken) = (None, None, true),
+                NotAcquired::Taken { .. } => {
+                    turn.answered();
+                    (last, taken) = (None, true);
+                }
                 NotAcquired::Unreachable(_)
                     if cut_short && (taken || attempted.elapsed() < Duration::from_millis(100)) => {}
                 NotAcquired::Unreachable(error) => {
-                    let since = *unreachable.get_or_insert(attempted);
+                    let since = turn.failed(attempted, &error).max(start);
                     if since.elapsed() >= OUTAGE_TOLERANCE {
                         return Err(error);
                     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::nodes::{Nodes, QuorumOptions};
@@ -14,6 +15,7 @@ use crate::lease::request::LeaseRequest;
 use crate::name::LockName;
 use crate::operation::{ReadOrigin, Uptime};
 use crate::owner::Owner;
+use crate::panics;
 use crate::token::FencingToken;
 
 /// The shortest time that slower databases have to answer.
@@ -72,8 +74,8 @@ impl Round {
         let kept_for = lease.ttl.max(lease.hold_at_least);
         // Dropping a request at its limit releases a later grant.
         self.answers.spawn(async move {
-            let answer = timeout(within, vote(&nodes, node, request, kept_for)).await;
-            (node, answer.unwrap_or_else(|_| Err(no_answer_error(within))))
+            let vote = panics::caught_in(vote(&nodes, node, request, kept_for));
+            (node, answer(timeout(within, vote).await, within))
         });
     }
 
@@ -83,7 +85,7 @@ impl Round {
         loop {
             let (node, answer) = match self.answers.join_next().await {
                 Some(Ok(answer)) => answer,
-                // A task has panicked, or the runtime is about to end.
+                // The runtime is about to end.
                 Some(Err(_)) => continue,
                 None => std::future::pending().await,
             };
@@ -100,8 +102,8 @@ impl Round {
     fn raise(&mut self, (node, lease): Vote, to: FencingToken, within: Duration) {
         self.pending[node] = true;
         self.answers.spawn(async move {
-            let raised = timeout(within, lease.raise_token(to)).await;
-            (node, raised.unwrap_or_else(|_| Err(no_answer_error(within))))
+            let raised = panics::caught_in(lease.raise_token(to));
+            (node, answer(timeout(within, raised).await, within))
         });
     }
 
@@ -174,9 +176,14 @@ impl Round {
     }
 }
 
-fn no_answer_error(within: Duration) -> Error {
-    let reason = no_answer_within(within);
-    Error::Unavailable { attempted: "acquire", reason, source: None }
+/// Returns the answer of a database. A panic, or no answer `within` this time, is an error.
+fn answer(answer: Result<Result<Result<Option<Lease>>, String>, Elapsed>, within: Duration) -> Result<Option<Lease>> {
+    let reason = match answer {
+        Ok(Ok(answer)) => return answer,
+        Ok(Err(panic)) => format!("a panic on the way: {panic}"),
+        Err(_) => no_answer_within(within),
+    };
+    Err(Error::Unavailable { attempted: "acquire", reason, source: None })
 }
 
 /// Returns the vote of a database, if the database may vote.
