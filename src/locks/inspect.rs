@@ -100,14 +100,17 @@ impl Locks {
     /// never ended by mistake. Returns `false` when that token no longer holds the name.
     ///
     /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at
-    /// once), and a transaction that it fences from now on cannot commit. The eviction waits while
+    /// once; a lease [without renewal](crate::LeaseRequest::renew), from its next call), and a
+    /// transaction that it fences from now on cannot commit. The eviction waits while
     /// a fenced transaction of the holder is open; after some seconds it fails with
     /// [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction
     /// first.
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect).
+    /// As [`inspect`](Self::inspect), and [`Error::Unknown`](crate::Error::Unknown) when a reply of
+    /// the database was lost: the token no longer holds the name, and this call may have ended the
+    /// lease.
     ///
     /// # Cancel safety
     ///
@@ -115,11 +118,17 @@ impl Locks {
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
         let eviction = self.client.coordinator.evict(name.clone(), token);
-        let is_evicted = self.amend(Request::Evict { name, token }).await?;
-        if is_evicted {
-            eviction.confirm();
+        let (response, may_have_ended) = self.until_unlocked(Request::Evict { name: name.clone(), token }).await?;
+        match response {
+            Response::Evicted(Amended::Done) => eviction.confirm(),
+            // An earlier attempt, whose answer was lost, may have ended the lease.
+            _ if may_have_ended => {
+                self.client.coordinator.doubt(name.clone());
+                return Err(Error::Unknown { attempted: "evict", name });
+            }
+            _ => return Ok(false),
         }
-        Ok(is_evicted)
+        Ok(true)
     }
 
     /// Asks every holder of a name to release it, and returns how many holders were asked. Zero:
@@ -156,31 +165,27 @@ impl Locks {
     /// After the future was dropped, the holders may be asked. The call can be repeated.
     pub async fn ask_to_release(&self, name: &str) -> Result<usize> {
         let name = LockName::new(name)?;
-        match self.until_unlocked(Request::Ask { name }).await? {
+        match self.until_unlocked(Request::Ask { name }).await?.0 {
             Response::Asked(Asked::Holders(holders)) => Ok(usize::try_from(holders).unwrap_or(usize::MAX)),
             _ => Ok(0),
         }
     }
 
-    /// Changes a lease.
-    async fn amend(&self, request: Request) -> Result<bool> {
-        match self.until_unlocked(request).await? {
-            Response::Evicted(amended) | Response::Extended(amended) => Ok(amended == Amended::Done),
-            _ => Ok(false),
-        }
-    }
-
-    /// Sends a request about the holder of a name until no fenced transaction blocks it.
-    async fn until_unlocked(&self, request: Request) -> Result<Response> {
+    /// Sends a request about the holder of a name until no fenced transaction blocks it. Returns
+    /// whether an attempt without an answer may have taken effect, too.
+    async fn until_unlocked(&self, request: Request) -> Result<(Response, bool)> {
         let attempted = request.attempted();
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(200));
         let start = Instant::now();
+        let mut may_linger = false;
         loop {
-            match self.client.run(request.clone()).await? {
+            let answer = self.client.run_with_answer(request.clone()).await;
+            may_linger |= answer.may_linger;
+            match answer.result? {
                 Response::Evicted(Amended::Locked)
                 | Response::Extended(Amended::Locked)
                 | Response::Asked(Asked::Locked) => {}
-                response => return Ok(response),
+                response => return Ok((response, may_linger)),
             }
             if start.elapsed() > FENCED_TIMEOUT {
                 let reason = "a transaction that the holder has fenced is open".into();
@@ -207,6 +212,7 @@ impl Locks {
         let name = LockName::new(name)?;
         let (id, renamed, ttl_stays) = (None, None, None);
         let extension = Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, keeper: Keeper::Same };
-        self.amend(Request::Extend(extension)).await
+        let (response, _) = self.until_unlocked(Request::Extend(extension)).await?;
+        Ok(matches!(response, Response::Extended(Amended::Done)))
     }
 }

@@ -877,3 +877,21 @@ async fn cut_fenced_transaction_writes_nothing() {
     next.release().await.expect("release");
     network.assert_nothing_left(vec![locks, rival]).await;
 }
+
+/// The name is free afterwards, so that the caller cannot find out who has ended the lease.
+#[tokio::test]
+async fn eviction_with_lost_reply_is_never_denied() {
+    const NAME: &str = "name-of-the-evicted";
+    let network = NetworkFixture::new().await;
+    let (locks, rival) = (network.locks().await, network.rival().await);
+    let lease = rival.lease(NAME).ttl(LONG).acquire().await.expect("acquire");
+    let cut = network.proxy.as_ref().map(|proxy| proxy.cut_reply_to(NAME));
+    let evicted = soon("the answer", locks.evict(NAME, lease.token())).await;
+    if let Some(cut) = cut {
+        assert!(cut.has_happened());
+    }
+    assert!(matches!(evicted, Ok(true) | Err(Error::Unknown { .. })), "{evicted:?}");
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
+    let again = locks.evict(NAME, lease.token()).await;
+    assert!(matches!(again, Ok(false)), "{again:?}");
+}
