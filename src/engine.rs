@@ -273,12 +273,13 @@ impl Engine {
         Some(ends.map_or(deadline, |ends| ends.min(deadline)))
     }
 
-    /// Returns the identity of a waiter's claim, and how many waiters in this process are ahead of
-    /// it.
+    /// Returns the identity of a waiter's claim, and how many waiters of this client without an
+    /// entry are ahead of it.
     pub(crate) fn position(&self, waiter: WaiterId) -> Option<(LeaseId, usize)> {
         let waiters = &self.names.get(self.waiters.get(&waiter)?)?.waiters;
-        let ahead = waiters.iter().position(|other| other.id == waiter)?;
-        Some((waiters[ahead].claim.id, ahead))
+        let own = waiters.iter().position(|other| other.id == waiter)?;
+        let ahead = waiters.iter().take(own).filter(|other| !other.has_entry()).count();
+        Some((waiters[own].claim.id, ahead))
     }
 
     /// Whether the only work left is to repeat withdrawals in case a request takes effect late.

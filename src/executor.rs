@@ -110,8 +110,16 @@ struct QueueState {
     is_closed: bool,
     /// Tasks submitted after the close, while another task is being dropped.
     refused: Option<VecDeque<Box<dyn Pending>>>,
-    /// Why a connection could not be opened or was lost, unless a request was answered since.
-    failure: Option<String>,
+    /// Why a connection could not be opened or was lost, unless the database has answered since.
+    failure: Option<FailureReport>,
+    /// When the database last answered.
+    answered_at: Option<Instant>,
+}
+
+/// When and why a connection could not be opened or was lost.
+struct FailureReport {
+    at: Instant,
+    reason: String,
 }
 
 impl Executor {
@@ -198,12 +206,16 @@ impl Executor {
 
     /// Returns why the database is unavailable, unless a request was answered since.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.work.state().failure.clone()
+        self.work.state().failure.as_ref().map(|failure| failure.reason.clone())
     }
 
-    /// Returns why a connection could not be opened or was lost, until the next one is opened.
+    /// Returns why a connection could not be opened or was lost, unless the database has answered
+    /// since, on any connection.
     pub(crate) fn last_failure(&self) -> Option<String> {
-        self.failure().or_else(|| self.heartbeats.state().failure.clone())
+        let answered_at = self.work.state().answered_at;
+        let is_recent = |failure: &&FailureReport| answered_at.is_none_or(|at| at < failure.at);
+        let of_heartbeat = || self.heartbeats.state().failure.as_ref().filter(is_recent).map(|f| f.reason.clone());
+        self.failure().or_else(of_heartbeat)
     }
 
     /// Returns the number of open connections.
@@ -385,8 +397,23 @@ impl Queue {
         self.suspicion.send_replace(Suspicion { patience });
     }
 
-    fn set_failure(&self, failure: Option<String>) {
-        self.state().failure = failure;
+    /// Notes an answer of the database.
+    fn note_answer(&self) {
+        let mut state = self.state();
+        (state.failure, state.answered_at) = (None, Some(Instant::now()));
+    }
+
+    /// Notes why a connection was lost.
+    fn note_failure(&self, reason: String) {
+        self.state().failure = Some(FailureReport { at: Instant::now(), reason });
+    }
+
+    /// Notes why no connection could be opened. While another connection is open, the database is
+    /// available.
+    fn note_refusal(&self, reason: String) {
+        if self.state().open == 0 {
+            self.note_failure(reason);
+        }
     }
 
     /// Waits for the next task of a worker with or without a connection. `None`: the queue is

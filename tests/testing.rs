@@ -325,6 +325,80 @@ async fn answered_client_forgets_a_lost_connection() {
     locks.shutdown().await.expect("nothing is held");
 }
 
+/// The last heartbeat before an outage failed. A later lease has had none.
+#[tokio::test(start_paused = true)]
+async fn client_is_well_again_after_an_outage() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let lease = locks.lease("a").ttl(Duration::from_secs(10)).acquire().await.expect("acquire");
+    sleep(Duration::from_secs(1)).await;
+    memory.go_away();
+    assert_eq!(lease.lost().await, LossCause::Expired);
+    assert!(lease.release().await.expect_err("it was lost").is_lost());
+    sleep(Duration::from_secs(60)).await;
+    assert!(locks.health().unavailable.is_some());
+    memory.come_back();
+    locks.list("").await.expect("the database answers");
+    assert_eq!(locks.health().unavailable, None);
+    let lease = locks.lease("b").acquire().await.expect("acquire");
+    assert_eq!(locks.health().heartbeat, Heartbeat::Answered);
+    lease.release().await.expect("held to the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_of_one_client_are_counted_once() {
+    let memory = Memory::new();
+    let (ours, theirs) = (memory.locks(), memory.locks());
+    let held = theirs.lease("a").acquire().await.expect("acquire");
+    let (progress, mut ahead) = tokio::sync::watch::channel(None);
+    let first = tokio::spawn(ours.lease("a").acquire());
+    sleep(Duration::from_secs(1)).await;
+    let second = ours.lease("a").while_waiting(move |waiting| {
+        let _ = progress.send(Some(waiting.ahead));
+    });
+    let second = tokio::spawn(second.acquire());
+    ahead.changed().await.expect("the wait is reported");
+    assert_eq!(*ahead.borrow(), Some(1));
+    held.release().await.expect("held to the end");
+    first.await.expect("no panic").expect("acquire").release().await.expect("held to the end");
+    second.await.expect("no panic").expect("acquire").release().await.expect("held to the end");
+}
+
+/// The answer that grants the name to the waiter comes before that to the resumption.
+#[tokio::test(start_paused = true)]
+async fn late_resumption_is_lost_beside_a_waiter() {
+    let mut lost = 0;
+    for offset in (0..1000).step_by(20) {
+        let memory = Memory::new();
+        let (ours, theirs) = (memory.locks(), memory.locks());
+        let lease = ours.lease("a").ttl(Duration::from_secs(2)).acquire().await.expect("acquire");
+        let exported = lease.export().expect("it is held");
+        memory.delay(Duration::from_millis(100));
+        let waiter = tokio::spawn(theirs.lease("a").acquire());
+        sleep(Duration::from_millis(1400 + offset)).await;
+        match theirs.resume(exported).await {
+            Ok(_) => {}
+            Err(Error::Lost { .. }) => lost += 1,
+            Err(error) => panic!("after {offset} ms: {error:?}"),
+        }
+        waiter.abort();
+    }
+    assert!(lost > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pending_extension_ends_with_the_cause_of_the_loss() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let lease = locks.lease("a").max_hold(Duration::from_secs(2)).acquire().await.expect("acquire");
+    sleep(Duration::from_millis(1900)).await;
+    memory.delay(Duration::from_millis(500));
+    // The second request waits for the answer to the first, which comes after the end.
+    let (_, extended) = tokio::join!(lease.extend(TTL), lease.extend(TTL));
+    assert!(matches!(extended, Err(Error::Lost { cause: LossCause::MaxHold, .. })), "{extended:?}");
+    assert_eq!(lease.lost().await, LossCause::MaxHold);
+}
+
 // ---- shutdown while the database is away
 
 /// How long a shutdown may take, in virtual time.
@@ -404,4 +478,82 @@ async fn vote_of_older_database_counts_max_hold_alike() {
     sleep(Duration::from_secs(30)).await;
     assert_eq!(lease.votes(), 3);
     assert!(lease.remaining() > Duration::ZERO);
+}
+
+/// Three databases that have joined a lease one after the other have three tokens for it.
+#[tokio::test(start_paused = true)]
+async fn quorum_evicts_a_lease_with_several_tokens() {
+    let databases = [Memory::new(), Memory::new(), Memory::new()];
+    sleep(Duration::from_secs(3600)).await;
+    let quorum = Quorum::new(databases.iter().map(Memory::locks));
+    let lease = quorum.lease("job").acquire().await.expect("acquire");
+    for database in &databases[1..] {
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!((lease.votes(), database.evict("job").expect("a name")), (3, 1));
+    }
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(lease.votes(), 3);
+    assert!(quorum.evict("job", lease.token()).await.expect("all are up"));
+    assert_eq!(lease.lost().await, LossCause::Superseded);
+    assert!(!quorum.evict("job", lease.token()).await.expect("all are up"));
+}
+
+/// A database that reports an eviction is not asked again at once: the eviction from the others may
+/// not be known yet.
+#[tokio::test(start_paused = true)]
+async fn evicted_majority_stays_lost_whatever_the_moment() {
+    for offset in (0..5000).step_by(250) {
+        let databases = [Memory::new(), Memory::new(), Memory::new()];
+        sleep(Duration::from_secs(3600)).await;
+        let quorum = Quorum::new(databases.iter().map(Memory::locks));
+        // A database is asked again after 1.33 s, and a heartbeat is sent after 1 s.
+        let lease = quorum.lease("job").ttl(Duration::from_secs(4)).acquire().await.expect("acquire");
+        sleep(Duration::from_millis(2000 + offset)).await;
+        for database in &databases[..2] {
+            assert_eq!(database.evict("job").expect("a name"), 1);
+            // The heartbeats of the clients are not sent at the same moment.
+            sleep(Duration::from_millis(400)).await;
+        }
+        let lost = timeout(Duration::from_secs(10), lease.lost()).await;
+        assert_eq!(lost, Ok(LossCause::Superseded), "evicted after {offset} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_to_release_reaches_holder_of_a_majority() {
+    let databases = [Memory::new(), Memory::new(), Memory::new()];
+    sleep(Duration::from_secs(3600)).await;
+    let quorum = Quorum::new(databases.iter().map(Memory::locks));
+    let lease = quorum.lease("job").acquire().await.expect("acquire");
+    // The database joins the lease after the call.
+    databases[2].evict("job").expect("a name");
+    let asked = tokio::spawn(async move {
+        lease.revoke_requested().await;
+        lease.is_held()
+    });
+    sleep(Duration::from_secs(60)).await;
+    assert!(!asked.is_finished());
+    assert_eq!(databases[2].locks().ask_to_release("job").await.expect("ask"), 1);
+    assert!(timeout(Duration::from_secs(5), asked).await.expect("the holder is told").expect("no panic"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_of_a_quorum_share_an_outage() {
+    let databases = [Memory::new(), Memory::new()];
+    sleep(Duration::from_secs(3600)).await;
+    let quorum = Quorum::new(databases.iter().map(Memory::locks));
+    databases.iter().for_each(Memory::go_away);
+    let waits = [None, Some(Duration::from_secs(2))].into_iter().cycle().take(20);
+    let mut waiters = Vec::new();
+    for wait in waits {
+        let request = quorum.lease("job");
+        waiters.push(tokio::spawn(match wait {
+            Some(wait) => request.wait(wait).acquire(),
+            None => request.acquire(),
+        }));
+    }
+    for waiter in waiters {
+        let refused = timeout(Duration::from_secs(6), waiter).await.expect("in time").expect("no panic");
+        assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+    }
 }

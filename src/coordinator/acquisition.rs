@@ -45,7 +45,7 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// Returns the id of the claim, and the number of waiters in this process that are ahead.
+    /// Returns the id of the claim, and the number of waiters without an entry that are ahead in this client.
     pub(crate) fn position(&self) -> Option<(LeaseId, usize)> {
         self.coordinator.state().engine.position(self.waiter)
     }

@@ -186,7 +186,7 @@ impl HeldLease {
     /// The change takes place even if the future is dropped before its first poll.
     pub(crate) fn amend(&self, amendment: Amendment) -> impl Future<Output = Result<(), NotAmended>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
-        let lease = self.key();
+        let (lease, ending) = (self.key(), Arc::clone(&self.ending));
         let amend = |state: &mut State| {
             if !state.is_abandoned {
                 state.amendments.entry(lease).or_default().push_back(reply);
@@ -194,7 +194,14 @@ impl HeldLease {
             Event::Amend { lease, amendment }
         };
         self.coordinator.feed_with(amend, |_| ());
-        async move { answer.await.unwrap_or(Err(NotAmended::Lost(LossCause::Shutdown))) }
+        async move {
+            let amended = answer.await.unwrap_or(Err(NotAmended::Lost(LossCause::Shutdown)));
+            amended.map_err(|reason| match reason {
+                // The cause that was reported before, if there is one.
+                NotAmended::Lost(cause) => NotAmended::Lost(ending.cause.get().copied().unwrap_or(cause)),
+                reason => reason,
+            })
+        }
     }
 
     /// Exports the lease, for another process to resume it. `Err`: the lease is not held, or its

@@ -94,9 +94,10 @@ impl Engine {
             return;
         };
         let is_taken = |mode| mode == Mode::Exclusive || alone;
-        let refused: Vec<WaiterId> = state.tries().filter(|w| is_taken(w.claim.mode)).map(|w| w.id).collect();
-        for waiter in refused {
-            self.leave(now, waiter, Some(Refusal::Held));
+        let refused = state.tries().filter(|waiter| is_taken(waiter.claim.mode));
+        let refused: Vec<(WaiterId, Refusal)> = refused.map(|waiter| (waiter.id, waiter.refusal())).collect();
+        for (waiter, refusal) in refused {
+            self.leave(now, waiter, Some(refusal));
         }
     }
 

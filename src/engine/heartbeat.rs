@@ -57,6 +57,8 @@ pub(super) struct Heartbeat {
     due: Option<Moment>,
     /// A beat has failed, and no beat has been answered since.
     is_interrupted: bool,
+    /// A beat has failed, and since then a beat has been needed and none was answered.
+    has_failed: bool,
 }
 
 impl Heartbeat {
@@ -71,6 +73,7 @@ impl Heartbeat {
             in_flight: None,
             due: None,
             is_interrupted: false,
+            has_failed: false,
         }
     }
 
@@ -105,9 +108,10 @@ impl Heartbeat {
         self.keep(since, if is_first { Duration::ZERO } else { GRANT });
     }
 
-    /// Cancels the next beat.
+    /// Cancels the next beat, which nothing needs.
     pub(super) fn rest(&mut self) {
         self.due = None;
+        self.has_failed = false;
     }
 
     /// Whether a beat has been in flight for so long that the store may be out of reach.
@@ -118,7 +122,7 @@ impl Heartbeat {
     pub(super) fn pulse(&self, now: Moment) -> Pulse {
         match self.in_flight {
             Some(since) if self.is_late(now) => Pulse::Late(now.since(since)),
-            _ if self.is_interrupted => Pulse::Failed,
+            _ if self.has_failed => Pulse::Failed,
             _ => Pulse::Answered,
         }
     }
@@ -135,6 +139,7 @@ impl Heartbeat {
     /// Notes that a beat has failed: another store may answer the next one.
     pub(super) fn interrupted(&mut self) {
         self.is_interrupted = !is_on(Mutation::TrustAnyStore);
+        self.has_failed = true;
     }
 
     /// Returns when the latest answered beat was sent.
@@ -181,7 +186,7 @@ impl Heartbeat {
             }
         };
         self.state = State::Beating(notice);
-        self.is_interrupted = false;
+        (self.is_interrupted, self.has_failed) = (false, false);
         self.answered_at = sent_at;
         if is_new {
             self.epoch = Epoch(self.epoch.0 + 1);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::action::{Exported, HoldTime, Patience, WaiterId};
+use super::action::{Exported, HoldTime, Patience, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use crate::clock::Moment;
 use crate::protocol::{Claim, Extension, Mode};
@@ -83,7 +83,12 @@ impl Waiter {
 
     /// Whether the store may know the waiter's claim.
     pub(super) fn leaves_traces(&self) -> bool {
-        self.lingers || matches!(self.state, WaiterState::Queued | WaiterState::Granted(_))
+        self.lingers || self.has_entry()
+    }
+
+    /// Whether the claim has an entry in the store.
+    pub(super) fn has_entry(&self) -> bool {
+        matches!(self.state, WaiterState::Queued | WaiterState::Granted(_))
     }
 
     /// Returns the statement that gives a grant the requested properties.
@@ -99,6 +104,11 @@ impl Waiter {
     /// Whether the waiter takes over the exported holding itself, instead of joining it.
     pub(super) fn adopts(&self) -> bool {
         self.resumes.is_some() && self.claim.mode != Mode::Exclusive
+    }
+
+    /// Returns the refusal of a try while another caller holds the name.
+    pub(super) fn refusal(&self) -> Refusal {
+        if self.resumes.is_some() { Refusal::Lost } else { Refusal::Held }
     }
 
     pub(super) fn is_queued(&self) -> bool {

@@ -238,7 +238,7 @@ impl Worker {
     async fn run_one(&mut self, mut task: Box<dyn Pending>) {
         match self.attempt(&mut *task).await {
             Ok(()) => {
-                self.queue.set_failure(None);
+                self.queue.note_answer();
                 // A task submitted by an answer is sent next on this connection.
                 let _idle = self.queue.idle();
                 task.finish(None);
@@ -259,7 +259,7 @@ impl Worker {
         let (answers, failure) =
             match answered(within, &mut self.suspicion, None, connection.session.execute_batch(&batch)).await {
                 Ok(answers) => {
-                    self.queue.set_failure(None);
+                    self.queue.note_answer();
                     (answers, None)
                 }
                 Err(failure) => (Vec::new(), Some(failure)),
@@ -303,7 +303,7 @@ impl Worker {
                 }
             };
             (self.backoff, self.connect_within) = (reconnecting(), Duration::ZERO);
-            self.queue.set_failure(None);
+            self.queue.note_answer();
             self.connection = Some(Connection { session, _open: self.queue.open() });
             self.is_listener_lost = false;
             self.suspicion.mark_unchanged();
@@ -343,7 +343,10 @@ impl Worker {
         if failure.fault() == Fault::Severed || matches!(failure, Failure::Panic(_)) {
             // An orderly close would wait for the missing answer.
             self.has_lost |= self.connection.take().is_some();
-            self.queue.set_failure(Some(failure.reason()));
+            match failure {
+                Failure::Unconnected(_) => self.queue.note_refusal(failure.reason()),
+                _ => self.queue.note_failure(failure.reason()),
+            }
         }
     }
 

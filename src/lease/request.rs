@@ -313,8 +313,10 @@ async fn wait_reporting(
             Ok(answer) => return answer,
             Err(progress) => progress,
         };
-        // An unavailable database ends the acquisition itself.
-        if let Ok(waiting) = progress {
+        // An unavailable database ends the acquisition itself, and a free name is granted soon.
+        if let Ok(waiting) = progress
+            && (waiting.ahead > 0 || waiting.holder.is_some())
+        {
             let now = Some((waiting.ahead, waiting.holder.as_ref().map(|holder| holder.token)));
             if std::mem::replace(&mut reported, now) != now {
                 callback(&waiting);
