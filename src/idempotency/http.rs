@@ -75,8 +75,8 @@
 //!
 //! # What is stored
 //!
-//! A response with a status of 200 to 399 is stored if and only if the effect is committed: the
-//! status, the body, and these headers, in their order and with repetitions: `Content-Disposition`,
+//! A response with a status of 200 to 399 is stored if and only if the effect is committed (other
+//! statuses as [selected](IdempotencyLayer::store_if)): the status, the body, and these headers, in their order and with repetitions: `Content-Disposition`,
 //! `Content-Encoding`, `Content-Language`, `Content-Location`, `Content-Type`, `ETag`,
 //! `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, and those
 //! [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all
@@ -162,7 +162,7 @@
 //!
 //! | rule | met |
 //! |---|---|
-//! | the first result is replayed, also a failure and a 500 | yes, after the failed transaction was rolled back; under a lease, too |
+//! | the first result is replayed, also a failure and a 500 | yes, after the failed transaction was rolled back; under a lease, only a [refusal](IdempotencyLayer::refusals), because another failure leaves the outcome unknown |
 //! | keys have up to 255 characters | yes |
 //! | keys are kept for at least 24 hours, and are new after that | yes |
 //! | other parameters with the key are an error | yes, 400 |

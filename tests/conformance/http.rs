@@ -779,6 +779,34 @@ async fn leased_ambiguous_statuses_are_unknown() {
     }
 }
 
+/// A stored record is forgotten after its retention, so it must not hold a doubtful outcome.
+#[tokio::test]
+async fn stripe_v1_keeps_leased_failures_as_unknown() {
+    for mode in ["provider", "layered"] {
+        let stripe = |payments| IdempotencyLayer::stripe_v1(payments, user);
+        let (_books, server) = shop_with(stripe).await;
+        for status in [408, 409, 418, 429, 500, 504] {
+            let (path, key) = (format!("/{mode}/{status}"), status.to_string());
+            assert_eq!(server.post(&path, &key).await.status, status);
+            server.post(&path, &key).await.is(409, "outcome-unknown");
+        }
+        assert_eq!(server.payments.unfinished(10).await.expect("list").len(), 6, "{mode}");
+        for (what, status) in [("402", 402), ("receipt", 201)] {
+            let path = format!("/{mode}/{what}");
+            for is_replay in [false, true] {
+                let reply = server.post(&path, what).await;
+                assert_eq!((reply.status, reply.is_replay()), (status, is_replay), "{path}");
+            }
+        }
+        assert_eq!(server.begun(), 8, "{mode}: each was called once");
+        let again = stripe(server.payments.clone());
+        let late = again.resume(async |_: &Attempt| Ok::<_, AppError>(StatusCode::GATEWAY_TIMEOUT)).await;
+        assert_eq!(late.expect("resume").failed, 6, "{mode}");
+        let refused = again.resume(async |_: &Attempt| Ok::<_, AppError>(StatusCode::PAYMENT_REQUIRED)).await;
+        assert_eq!(refused.expect("resume").done, 6, "{mode}");
+    }
+}
+
 #[tokio::test]
 async fn request_resolved_as_done_is_answered_without_content() {
     let (_books, server) = shop().await;

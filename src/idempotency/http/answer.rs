@@ -84,6 +84,12 @@ impl Policy {
         (self.store_if)(status)
     }
 
+    /// Returns whether the response of work under a lease is stored. An error that is no refusal
+    /// does not say whether the work took effect, and a stored record is forgotten one day.
+    pub(super) fn stores_leased(&self, status: StatusCode) -> bool {
+        self.stores(status) && (!is_failure(status) || self.is_refusal(status))
+    }
+
     /// Sets the statuses that mean that the handler did nothing.
     pub(super) fn set_refusals(&mut self, statuses: impl IntoIterator<Item = StatusCode>) -> Result<(), Error> {
         let statuses: Vec<StatusCode> = statuses.into_iter().collect();
@@ -104,6 +110,12 @@ impl Policy {
     fn keeps(&self, name: &HeaderName) -> bool {
         *name != header::SET_COOKIE && self.headers.contains(name)
     }
+}
+
+/// Returns whether a response reports an error. In a transaction, its effect is rolled back even if
+/// the response is stored.
+pub(super) fn is_failure(status: StatusCode) -> bool {
+    status.is_client_error() || status.is_server_error()
 }
 
 /// The stored part of a response. A null stands for a response without content.

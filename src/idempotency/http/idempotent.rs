@@ -13,7 +13,7 @@ use sqlx::{Pool, Transaction};
 
 use super::super::run::RunEnd;
 use super::super::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
-use super::answer::{Answer, Policy};
+use super::answer::{Answer, Policy, is_failure};
 use super::problem::Problem;
 use super::rollback::RollbackReason;
 use crate::backend::Database;
@@ -139,13 +139,14 @@ impl Idempotent {
     /// cannot be rolled back, so the status of the response decides about the key, unless the work
     /// has [recorded the outcome](Attempt::forget):
     ///
-    /// - a status that [is stored](super::IdempotencyLayer::store_if): the request is done, and
-    ///   later requests receive the response;
-    /// - a [refusal](super::IdempotencyLayer::refusals): the request had no effect, and the key is
-    ///   free. After a [step](Attempt::step), or in a later attempt, the outcome is unknown.
-    /// - any other status (408, 409, 425, 429, 499 and 500 to 599 always), and an error with the
-    ///   status of a success: the outcome is [unknown](Attempt::unknown), and later requests
-    ///   receive [`outcome-unknown`](super#outcome-unknown) until the request is
+    /// - a status that [is stored](super::IdempotencyLayer::store_if), and is no error or a
+    ///   [refusal](super::IdempotencyLayer::refusals): the request is done, and later requests
+    ///   receive the response;
+    /// - a refusal that is not stored: the request had no effect, and the key is free. After a
+    ///   [step](Attempt::step), or in a later attempt, the outcome is unknown.
+    /// - any other status (408, 409, 425, 429, 499 and 500 to 599 always, whatever is stored), and
+    ///   an error with the status of a success: the outcome is [unknown](Attempt::unknown), and
+    ///   later requests receive [`outcome-unknown`](super#outcome-unknown) until the request is
     ///   [resumed](Idempotency::resume). The same holds for a response that cannot be stored.
     ///
     /// The work must not [complete](Attempt::complete) the attempt, because the response is its
@@ -193,7 +194,7 @@ where
     F: AsyncFnOnce(&Attempt) -> Result<R, E>,
 {
     let response = work(attempt).await.map_err(RollbackReason::Work)?.into_response();
-    if !policy.stores(response.status()) {
+    if !policy.stores_leased(response.status()) {
         return Err(RollbackReason::Answered(Box::new(response)));
     }
     Answer::of(response, policy).await.map_err(|problem| RollbackReason::Answered(Box::new(problem.into_response())))
@@ -343,7 +344,7 @@ impl Prepared {
             Ok(false) => {}
             Err(error) => return Ok(Problem::of_error(&error).into_response()),
         }
-        if !self.policy.stores(status) || !(succeeded || is_failure(status)) {
+        if !self.policy.stores_leased(status) || !(succeeded || is_failure(status)) {
             if !self.policy.is_refusal(status) {
                 mark_unknown(attempt).await;
             } else if let Err(error) = attempt.refuse().await {
@@ -380,12 +381,6 @@ pub(super) async fn release_attempt(attempt: Arc<Attempt>) {
     if let Some(attempt) = Arc::into_inner(attempt) {
         attempt.release().await;
     }
-}
-
-/// Returns whether the effect of a request with this status is rolled back, even if the response is
-/// stored.
-fn is_failure(status: StatusCode) -> bool {
-    status.is_client_error() || status.is_server_error()
 }
 
 fn run_problem<E>(error: RunEnd<E>) -> Problem {

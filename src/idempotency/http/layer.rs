@@ -57,8 +57,9 @@ impl IdempotencyLayer {
     /// - a different request with the same key is answered with 400, a request while the first is
     ///   in progress with 409.
     ///
-    /// Differences: problems are `application/problem+json`, a key belongs to its sender, and a
-    /// request that ended with [`conflict`](super#conflict) is not stored.
+    /// Differences: problems are `application/problem+json`, a key belongs to its sender, a request
+    /// that ended with [`conflict`](super#conflict) is not stored, and under a lease an error is
+    /// stored only if it is a [refusal](Self::refusals).
     pub fn stripe_v1(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         let mut layer = Self::new(store.retention(Duration::from_secs(24 * 60 * 60)), principal);
         layer.0.methods = vec![Method::POST];
@@ -133,7 +134,8 @@ impl IdempotencyLayer {
 
     /// Resumes requests that came over HTTP under a lease, as [`Idempotency::resume`], and stores
     /// the response of the work, which later requests with the key receive. After a status that [is
-    /// not stored](Self::store_if), or an error, the outcome stays unknown.
+    /// not stored](Self::store_if), a client or server error that is no [refusal](Self::refusals),
+    /// or an error of the work, the outcome stays unknown.
     ///
     /// # Errors
     ///
@@ -177,16 +179,18 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Sets the statuses of responses that are stored: 200 to 399 by default.
+    /// Sets the statuses of responses that are stored: 200 to 399 by default. Under a lease, a
+    /// client or server error is stored only if it is a [refusal](Self::refusals) too, because any
+    /// other leaves the outcome [unknown](super#outcome-unknown).
     pub fn store_if(mut self, stores: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         self.0.policy.store_if = Arc::new(stores);
         self
     }
 
     /// Sets, for requests under a lease, the statuses that mean that nothing was done, so the key
-    /// is free again. By default 400 to 406, 410 to 417, 422, 428 and 431. The outcome of a request
-    /// with any other response that is not [stored](Self::store_if) is
-    /// [unknown](super#outcome-unknown).
+    /// is free again, or the refusal is [stored](Self::store_if). By default 400 to 406, 410 to 417,
+    /// 422, 428 and 431. The outcome of a request with any other error, or with another response
+    /// that is not stored, is [unknown](super#outcome-unknown).
     ///
     /// # Errors
     ///
