@@ -101,8 +101,11 @@ impl Attempt {
     /// # Errors
     ///
     /// [`Error::Lost`] when another attempt has taken over; [`Error::AlreadyCompleted`] when
-    /// another result is stored, which stays; [`Error::Json`], [`Error::ResultTooLarge`] and
-    /// [`Error::Sealed`], after which the outcome is unknown; [`Error::Unavailable`].
+    /// another result is stored, which stays; [`Error::Unknown`] when the outcome is recorded as
+    /// unknown. An error that [may go away](Error::is_retryable), such as [`Error::Unavailable`]:
+    /// call again, or record that the outcome is [unknown](Self::unknown). After any other error,
+    /// such as [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Sealed`], or a result that the
+    /// database refuses, the outcome is unknown.
     ///
     /// # Cancel safety
     ///
@@ -113,13 +116,19 @@ impl Attempt {
     }
 
     async fn complete_within<T: Serialize + ?Sized>(&self, result: &T, limit: usize) -> Result<()> {
-        match encode(result, limit).and_then(|bytes| self.done_ending(bytes)) {
+        let completed = match encode(result, limit).and_then(|bytes| self.done_ending(bytes)) {
             Ok(ending) => self.end(ending).await,
-            Err(error) => {
-                self.unknown().await?;
-                Err(error)
-            }
+            Err(error) => Err(error),
+        };
+        match completed {
+            Ok(()) => self.set_conclusion(Conclusion::Recorded),
+            Err(Error::Lost { .. } | Error::AlreadyCompleted | Error::Unknown { .. }) => {}
+            Err(ref error) if error.is_retryable() => {}
+            // Every further call would fail. The attempt has recorded no result, whatever the work
+            // returns, so its conclusion stays open.
+            Err(_) => self.end(AttemptEnding::Unknown).await?,
         }
+        completed
     }
 
     /// Completes the request as [`complete`](Self::complete), in a transaction of the caller's own,
@@ -128,9 +137,9 @@ impl Attempt {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Json`], [`Error::ResultTooLarge`],
-    /// [`Error::Sealed`], [`Error::Row`], and the errors of any statement. After an error, nothing
-    /// is recorded.
+    /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Unknown`], [`Error::Json`],
+    /// [`Error::ResultTooLarge`], [`Error::Sealed`], [`Error::Row`], and the errors of any
+    /// statement. After an error, nothing is recorded.
     ///
     /// # Cancel safety
     ///
@@ -165,7 +174,20 @@ impl Attempt {
     /// After the future was dropped, the outcome may be recorded. Otherwise the attempt counts as
     /// died.
     pub async fn unknown(&self) -> Result<()> {
-        self.end(AttemptEnding::Unknown).await
+        self.end(AttemptEnding::Unknown).await?;
+        self.set_conclusion(Conclusion::Recorded);
+        Ok(())
+    }
+
+    /// Records that the effect is unknown, unless the record has another ending or belongs to
+    /// another attempt. After a failure to record it, the attempt counts as died.
+    pub(super) async fn mark_unknown(&self) {
+        match self.unknown().await {
+            Ok(()) | Err(Error::Lost { .. } | Error::AlreadyCompleted) => {}
+            Err(error) => {
+                tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
+            }
+        }
     }
 
     /// Deletes the record, because the request certainly had no effect: the key is free, and an
@@ -180,9 +202,9 @@ impl Attempt {
     /// After the future was dropped, the record may be deleted. Otherwise the attempt counts as
     /// died.
     pub async fn forget(&self) -> Result<()> {
-        self.set_conclusion(Conclusion::Recorded);
         let id = self.record.key.id.clone();
         self.idempotency.send(RecordCommand::Forget { id, token: self.token.get() }).await?;
+        self.set_conclusion(Conclusion::Recorded);
         Ok(())
     }
 
@@ -208,7 +230,6 @@ impl Attempt {
     }
 
     async fn end(&self, ending: AttemptEnding) -> Result<()> {
-        self.set_conclusion(Conclusion::Recorded);
         let command =
             RecordCommand::End { id: self.record.key.id.clone(), token: self.token.get(), ending: ending.clone() };
         if self.idempotency.send(command).await?.changed > 0 {
@@ -232,6 +253,7 @@ impl Attempt {
                 Ok(())
             }
             (_, State::Done, _) => Err(Error::AlreadyCompleted),
+            (_, State::Unknown, _) => Err(self.unknown_error("complete the request under")),
             _ => Err(self.lost_error()),
         }
     }
@@ -272,7 +294,7 @@ impl Attempt {
             return Ok(());
         }
         self.unknown().await?;
-        Err(Error::Unknown { attempted: "commit the result under", name: self.lease.name().clone() })
+        Err(self.unknown_error("commit the result under"))
     }
 
     /// Completes the request if the result can be read back. Otherwise records that the effect is
@@ -302,16 +324,16 @@ impl Attempt {
                     Conclusion::InTransaction => self.check_committed().await,
                     Conclusion::Recorded => Ok(()),
                 };
+                if stored.is_err() {
+                    self.mark_unknown().await;
+                }
                 self.release().await;
                 stored?;
                 Ok(value)
             }
             Ok(Err(error)) => {
-                // After a second failure, the attempt counts as died.
-                if conclusion != Conclusion::Recorded
-                    && let Err(error) = self.unknown().await
-                {
-                    tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
+                if conclusion != Conclusion::Recorded {
+                    self.mark_unknown().await;
                 }
                 self.release().await;
                 Err(error)
@@ -329,6 +351,10 @@ impl Attempt {
     fn lost_error(&self) -> Error {
         let name: LockName = self.lease.name().clone();
         Error::Lost { name, token: self.token, cause: LossCause::Superseded }
+    }
+
+    fn unknown_error(&self, attempted: &'static str) -> Error {
+        Error::Unknown { attempted, name: self.lease.name().clone() }
     }
 }
 

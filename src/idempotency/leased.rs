@@ -111,8 +111,9 @@ impl Idempotency {
     /// # Errors
     ///
     /// The work's own error, unchanged, or an error of this crate in the work's type:
-    /// [`Error::Lost`] when another attempt has taken over, [`Error::Unavailable`] when the end of
-    /// the attempt could not be recorded: the attempt then counts as died. Otherwise as
+    /// [`Error::Lost`] when another attempt has taken over, or the error with which the database
+    /// refused the end of the attempt. The outcome is then unknown or, if that could not be
+    /// recorded either (as after [`Error::Unavailable`]), the attempt counts as died. Otherwise as
     /// [`attempt`](Self::attempt).
     ///
     /// # Cancel safety

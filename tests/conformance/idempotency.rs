@@ -832,6 +832,18 @@ async fn state(app: &App, key: &str) -> Option<(&'static str, u32)> {
     info.map(|info| (info.state, info.attempts))
 }
 
+/// Makes the database refuse every stored result.
+pub(super) async fn refuse_results(pool: &sqlx::Pool<Sql>) {
+    let sql = match DATABASE {
+        Database::Sqlite => {
+            "CREATE TRIGGER refuse_results BEFORE UPDATE OF result ON sqlock_idem WHEN NEW.result IS NOT NULL
+             BEGIN SELECT RAISE(ABORT, 'it is refused'); END"
+        }
+        _ => "ALTER TABLE sqlock_idem ADD CONSTRAINT refuse_results CHECK (result IS NULL)",
+    };
+    run(pool, sql).await;
+}
+
 fn counts(resumed: Resumed) -> (u64, u64, u64) {
     (resumed.done, resumed.failed, resumed.dead_letters)
 }

@@ -332,7 +332,7 @@ impl Prepared {
         let (response, succeeded) = match while_held(answered, || lease.is_held(), lease.lost()).await {
             Ok(Ok(answered)) => answered,
             Ok(Err(error)) => {
-                mark_unknown(attempt).await;
+                attempt.mark_unknown().await;
                 return Err(error);
             }
             // The new holder of the lease continues the request.
@@ -342,11 +342,14 @@ impl Prepared {
         match attempt.has_ended().await {
             Ok(true) => return Ok(response),
             Ok(false) => {}
-            Err(error) => return Ok(Problem::of_error(&error).into_response()),
+            Err(error) => {
+                attempt.mark_unknown().await;
+                return Ok(Problem::of_error(&error).into_response());
+            }
         }
         if !self.policy.stores_leased(status) || !(succeeded || is_failure(status)) {
             if !self.policy.is_refusal(status) {
-                mark_unknown(attempt).await;
+                attempt.mark_unknown().await;
             } else if let Err(error) = attempt.refuse().await {
                 tracing::warn!(error = %error.report(), "could not record that a request was refused");
             }
@@ -355,24 +358,20 @@ impl Prepared {
         Ok(match Answer::of(response, &self.policy).await {
             Ok(answer) => match attempt.store(&answer).await {
                 Ok(()) => answer.into_first(),
-                Err(error) => Problem::of_error(&error).into_response(),
+                Err(error) => {
+                    attempt.mark_unknown().await;
+                    Problem::of_error(&error).into_response()
+                }
             },
             Err(problem) => {
                 tracing::error!(
                     ?problem,
                     "the outcome of a request is recorded as unknown, because its response cannot be stored"
                 );
-                mark_unknown(attempt).await;
+                attempt.mark_unknown().await;
                 problem.into_response()
             }
         })
-    }
-}
-
-/// Records that the outcome is unknown. After a failure to record it, the attempt counts as died.
-async fn mark_unknown(attempt: &Attempt) {
-    if let Err(error) = attempt.unknown().await {
-        tracing::warn!(error = %error.report(), "could not record that the outcome of a request is unknown");
     }
 }
 

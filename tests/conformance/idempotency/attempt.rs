@@ -301,6 +301,36 @@ async fn completed_result_counts_once_committed() {
     assert_eq!(state(&app, "c").await, Some(("done", 1)), "what is committed stays");
 }
 
+/// As a server refuses a result that is longer than its packets. Otherwise each repeated request
+/// would run the work again.
+#[tokio::test]
+async fn result_refused_by_the_database_is_unknown() {
+    let app = app().await;
+    refuse_results(&app.books.pool).await;
+    let begun = AtomicU32::new(0);
+    for key in ["returned", "passed on", "ignored"] {
+        let (name, asked) = (alice(key), request());
+        let run = async || {
+            let work = async |attempt: &Attempt| {
+                begun.fetch_add(1, Ordering::SeqCst);
+                match key {
+                    "returned" => {}
+                    "passed on" => attempt.complete(&1).await?,
+                    _ => assert!(attempt.complete(&1).await.is_err()),
+                }
+                Ok::<_, AppError>(1)
+            };
+            app.payments.run_leased(&name, &asked, work).await
+        };
+        let error = run().await.expect_err("nothing is stored");
+        let refused = |error: &Error| matches!(error, Error::Database { .. } | Error::Unknown { .. });
+        assert!(matches!(&error, AppError::Lock(error) if refused(error)), "{key}: {error:?}");
+        assert_eq!(state(&app, key).await, Some(("unknown", 1)), "{key}");
+        assert_eq!(run().await.expect("the outcome"), Outcome::Unknown, "{key}");
+    }
+    assert_eq!(begun.into_inner(), 3, "each was run once");
+}
+
 #[tokio::test]
 async fn unreadable_result_is_not_stored() {
     let app = app().await;
