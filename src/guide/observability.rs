@@ -20,7 +20,7 @@
 //! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
 //! | WARN | `left out a row that cannot be read` | look at the row: it was written by hand or damaged |
 //! | WARN | `a sweep failed; the next one may succeed` | look at the database, if it comes often |
-//! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `a request with an idempotency key was not run` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
+//! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `a request with an idempotency key was not run`, `a request with an idempotency key was run, and its outcome could not be recorded` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
 //! | ERROR | from the layer for HTTP: a request that the application must be changed for | read the message |
 //! | DEBUG | each wait, acquisition, refusal and release | |
 //!

@@ -107,9 +107,10 @@
 //! ## in-progress
 //! 409, `Retry-After: 1`: another request with this key is in progress.
 //! ## outcome-unknown
-//! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown. It must
-//! be [resumed](IdempotencyLayer::resume), or [resolved](crate::idempotency::Idempotency::resolve).
-//! (A request that is resolved as done, with null as its result, is answered with 204.)
+//! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown, or its
+//! outcome could not be recorded. It must be [resumed](IdempotencyLayer::resume), or
+//! [resolved](crate::idempotency::Idempotency::resolve). (A request that is resolved as done, with
+//! null as its result, is answered with 204.)
 //! ## key-reused
 //! 422: the key was used for another request before. (400 with
 //! [`stripe_v1`](IdempotencyLayer::stripe_v1).)
@@ -120,8 +121,8 @@
 //! 422: the key was used, its response has expired, and used keys are
 //! [refused](crate::idempotency::AfterRetention::Refuse).
 //! ## store-unavailable
-//! 503, `Retry-After: 5`: the database does not answer, or refuses. The handler's work is never run
-//! without a claim.
+//! 503, `Retry-After: 5`: the database does not answer, or refuses. The handler's work took no
+//! effect: it is never run without a claim.
 //! ## conflict
 //! 503, `Retry-After: 1`: every attempt at the transaction met a concurrent change. Nothing took
 //! effect.

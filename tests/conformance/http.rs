@@ -25,10 +25,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
+use tracing::Level;
 
 use super::fence::{Books, add_one, books, run};
+use super::idempotency::refuse_results;
 use super::network::behind_a_proxy;
 use crate::support::blocked::block_past;
+use crate::support::log::Log;
 use crate::support::{Database, Fresh, SOON, builder, soon};
 use crate::{DATABASE, Sql};
 
@@ -804,6 +807,23 @@ async fn stripe_v1_keeps_leased_failures_as_unknown() {
         assert_eq!(late.expect("resume").failed, 6, "{mode}");
         let refused = again.resume(async |_: &Attempt| Ok::<_, AppError>(StatusCode::PAYMENT_REQUIRED)).await;
         assert_eq!(refused.expect("resume").done, 6, "{mode}");
+    }
+}
+
+/// The provider was called, so neither the client nor the log may hear that nothing was done.
+#[tokio::test]
+async fn leased_work_without_recorded_outcome_is_unknown() {
+    for mode in ["provider", "layered"] {
+        let (log, _guard) = Log::capture();
+        let (books, server) = shop().await;
+        refuse_results(&books.pool).await;
+        let path = format!("/{mode}/receipt");
+        server.post(&path, "a").await.is(409, "outcome-unknown");
+        let lines = log.messages(Level::WARN);
+        let about: Vec<_> = lines.iter().filter(|line| line.contains("idempotency key")).collect();
+        assert_eq!(about, ["a request with an idempotency key was run, and its outcome could not be recorded"]);
+        server.post(&path, "a").await.is(409, "outcome-unknown");
+        assert_eq!(server.begun(), 1, "{mode}");
     }
 }
 

@@ -344,7 +344,7 @@ impl Prepared {
             Ok(false) => {}
             Err(error) => {
                 attempt.mark_unknown().await;
-                return Ok(Problem::of_error(&error).into_response());
+                return Ok(Problem::of_error_after_work(&error).into_response());
             }
         }
         if !self.policy.stores_leased(status) || !(succeeded || is_failure(status)) {
@@ -360,7 +360,7 @@ impl Prepared {
                 Ok(()) => answer.into_first(),
                 Err(error) => {
                     attempt.mark_unknown().await;
-                    Problem::of_error(&error).into_response()
+                    Problem::of_error_after_work(&error).into_response()
                 }
             },
             Err(problem) => {

@@ -55,8 +55,8 @@ impl Problem {
         Self::NotSetUp(detail)
     }
 
-    /// Returns the problem of an error of this crate. The message is logged, and not sent to the
-    /// client.
+    /// Returns the problem of an error of this crate after which the work does not run. The message
+    /// is logged, and not sent to the client.
     pub(super) fn of_error(error: &Error) -> Self {
         let problem = match error {
             Error::Lost { .. } => Self::InProgress,
@@ -76,6 +76,19 @@ impl Problem {
             _ => tracing::error!(error = %error.report(), "a request with an idempotency key cannot be run"),
         }
         problem
+    }
+
+    /// Returns the problem of an error of this crate after the work has run under a lease. The
+    /// message is logged, and not sent to the client.
+    pub(super) fn of_error_after_work(error: &Error) -> Self {
+        if error.is_lost() {
+            return Self::InProgress;
+        }
+        tracing::warn!(
+            error = %error.report(),
+            "a request with an idempotency key was run, and its outcome could not be recorded"
+        );
+        Self::OutcomeUnknown
     }
 
     fn parts(self) -> (&'static str, StatusCode, &'static str, &'static str) {
