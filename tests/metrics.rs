@@ -189,6 +189,38 @@ async fn outcomes_of_keys_are_counted() {
     }
 }
 
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn outcomes_of_http_requests_are_counted_once() {
+    use axum::body::Body;
+    use axum::extract::{Path, State};
+    use axum::http::{Request, StatusCode};
+    use axum::response::Response;
+    use axum::{Router, routing::post};
+    use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
+    use sqlx::SqlitePool;
+    use tower_service::Service as _;
+
+    async fn handler(State(pool): State<SqlitePool>, Path(status): Path<u16>, idempotent: Idempotent) -> Response {
+        let status = StatusCode::from_u16(status).expect("a status");
+        idempotent.run(&pool, async |_| Ok::<_, sqlock::Error>(status)).await
+    }
+
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let (_directory, pool, locks) = locks_of_a_file().await;
+    let layer = IdempotencyLayer::global(Idempotency::new(&locks)).store_if(|status| status != StatusCode::CONFLICT);
+    let mut router = Router::new().route("/{status}", post(handler)).layer(layer).with_state(pool);
+    // The failure 402 is stored in a second transaction. 409 is not stored: it has no outcome.
+    for (path, key) in [("/200", "a"), ("/200", "a"), ("/201", "a"), ("/402", "b"), ("/402", "b"), ("/409", "c")] {
+        let request = Request::post(path).header("Idempotency-Key", key).body(Body::empty()).expect("a request");
+        router.call(request).await.expect("a response");
+    }
+    for (outcome, count) in [("new", 2.0), ("replay", 2.0), ("mismatch", 1.0), ("in_progress", 0.0)] {
+        assert_eq!(figures.value(&format!("sqlock_idempotency_total{{outcome={outcome}}}")), count, "{outcome}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn label_of_the_application_maps_names_to_few() {
     let figures = Figures::default();

@@ -298,7 +298,9 @@ impl Prepared {
         Problem::of_outcome(outcome, self.mismatch, self.key.is_issued())
     }
 
+    /// Counts the outcome of a request in one transaction, and returns its response.
     fn outcome_response(&self, outcome: Outcome<Answer>) -> Response {
+        let outcome = outcome.measured();
         match (self.problem_of(&outcome), outcome) {
             (Some(problem), _) => problem.into_response(),
             (None, Outcome::New(answer)) => answer.into_first(),
