@@ -119,7 +119,8 @@
 //! ```
 //!
 //! A `sqlock_idempotency_oldest_unknown_seconds` that grows without end shows such a key, or a key
-//! whose process died during an attempt (`--state started`).
+//! whose process died during an attempt (`--state started`). `resolve` ends both, but no attempt
+//! that still holds its lease.
 //!
 //! Ask the provider first. `--done` replays the result of `--result` from then on, `--failed` makes
 //! the key new. [`resume`] settles all of them in the application.

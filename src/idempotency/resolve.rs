@@ -1,13 +1,13 @@
-//! Unknown outcomes that an operator resolves.
+//! Outcomes that an operator resolves.
 
 use serde::Serialize;
 
-use super::handle::Idempotency;
+use super::handle::{Idempotency, lease_name};
 use super::inspect::time_of_micros;
 use super::key::{self, IdempotencyKey};
 use super::outcome::encode;
 use super::seal::Content;
-use crate::backend::records::{RecordCommand, ResolveRequest, StoredResolution};
+use crate::backend::records::{FullKey, RecordCommand, ResolveRequest, State, StoredResolution};
 use crate::error::{Error, Result};
 use crate::token::FencingToken;
 
@@ -80,9 +80,11 @@ impl std::fmt::Debug for Resolution {
 }
 
 impl Idempotency {
-    /// Resolves an [unknown](crate::idempotency::Outcome::Unknown) outcome that an operator has
-    /// found out, and records the operator. The token names the attempt. Returns `false`, and
-    /// changes nothing, when the attempt is not the latest, or the outcome is not unknown.
+    /// Resolves an outcome that an operator has found out: an
+    /// [unknown](crate::idempotency::Outcome::Unknown) one, or that of an attempt that has died
+    /// without recording one. Records the operator. The token names the attempt. Returns `false`,
+    /// and changes nothing, when the attempt is not the latest or in progress, or the request is
+    /// done. An attempt is in progress while it holds its lease.
     ///
     /// A result is replayed from now on for the retention of the request.
     ///
@@ -105,7 +107,11 @@ impl Idempotency {
         if let Some(bytes) = result.as_ref().map(Vec::len).filter(|bytes| *bytes > self.limit) {
             return Err(Error::ResultTooLarge { bytes, limit: self.limit });
         }
-        let id = self.find_key(key).await?.id;
+        let key = self.find_key(key).await?;
+        if self.is_in_progress(&key, token).await? {
+            return Ok(false);
+        }
+        let id = key.id;
         let result = result.map(|result| self.seal.seal(Content::Result, &id, result)).transpose()?;
         let request = ResolveRequest { id: id.clone(), token: token.get(), result, by: by.clone(), note: note.clone() };
         let outcome = request.outcome();
@@ -120,6 +126,17 @@ impl Idempotency {
         };
         let found = self.send(RecordCommand::ListResolutions { id }).await?.resolutions;
         Ok(found.last().is_some_and(is_own))
+    }
+
+    /// Returns whether the attempt with this token has not ended and holds its lease. A lease that
+    /// has ended is never held again under the same token.
+    async fn is_in_progress(&self, key: &FullKey, token: FencingToken) -> Result<bool> {
+        let found = self.send(RecordCommand::Read(key.clone())).await?.records;
+        if !found.iter().any(|record| record.state == State::Started && record.token == token.get()) {
+            return Ok(false);
+        }
+        let holders = crate::inspect::holders(&self.client, &lease_name(key)).await?;
+        Ok(holders.iter().any(|holder| holder.token == token))
     }
 
     /// Lists the resolutions of a key, the oldest first, even if its record is deleted.
@@ -149,7 +166,7 @@ fn check_note(note: &str) -> Result<()> {
     Err(Error::InvalidKey { what: "note", reason })
 }
 
-/// The resolution of an unknown outcome.
+/// The resolution of an outcome by an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ResolutionInfo {

@@ -853,9 +853,19 @@ impl App {
     async fn unknown(&self, key: &IdempotencyKey) -> FencingToken {
         let unknown = attempt(self.payments.clone().wait(SOON).attempt(key, &request()).await).await;
         unknown.unknown().await.expect("unknown");
-        let (name, token) = (unknown.lease().name().clone(), unknown.token());
-        drop(unknown);
-        // Its lease is released in the background.
+        self.drop_attempt(unknown).await
+    }
+
+    /// Leaves an attempt that has died, and returns its token.
+    async fn died(&self, key: &IdempotencyKey) -> FencingToken {
+        let died = attempt(self.payments.clone().wait(SOON).attempt(key, &request()).await).await;
+        self.drop_attempt(died).await
+    }
+
+    /// Drops an attempt, whose lease is released in the background, and returns its token.
+    async fn drop_attempt(&self, attempt: Attempt) -> FencingToken {
+        let (name, token) = (attempt.lease().name().clone(), attempt.token());
+        drop(attempt);
         let next = self.locks.lease(name.as_str()).wait(SOON).acquire().await.expect("acquire");
         next.release().await.expect("release");
         token

@@ -6,7 +6,7 @@ use super::attempt::{self, AttemptEnding};
 use super::claim::{self, ClaimRequest};
 use super::key::FullKey;
 use super::list::{self, Selection};
-use super::record::{self, Record, State};
+use super::record::{self, Record};
 use super::resolution::{self, ResolveRequest, StoredResolution};
 use super::step::{self, Step};
 use super::{RecordDialect, identity, purge, request};
@@ -38,8 +38,8 @@ pub(crate) enum RecordCommand {
     ReadRequest { id: String, begun: i64 },
     /// Reads the names of the steps of a record.
     ListSteps { id: String, begun: i64 },
-    /// Ends a record whose outcome is unknown, if the attempt with the token is the latest, and
-    /// stores the resolution.
+    /// Ends a record that has no outcome, or an unknown one, if the attempt with the token is the
+    /// latest, and stores the resolution.
     Resolve(ResolveRequest),
     /// Reads how the outcomes of a key were resolved.
     ListResolutions { id: String },
@@ -60,7 +60,7 @@ impl RecordCommand {
             Self::End { .. } | Self::Forget { .. } => "record how an attempt ended",
             Self::StoreStep { .. } => "record a step",
             Self::ReadStep(_) | Self::ListSteps { .. } => "look steps up",
-            Self::Resolve(_) => "resolve an unknown outcome",
+            Self::Resolve(_) => "resolve an outcome",
             Self::ListResolutions { .. } => "look resolutions up",
             Self::Issue { .. } => "issue a token",
             Self::List(_) => "list requests",
@@ -102,7 +102,7 @@ pub(crate) async fn execute_command<DB: RecordDialect>(
         }
         RecordCommand::End { id, token, ending } => attempt::end::<DB>(conn, id, *token, ending).await.map(changed),
         RecordCommand::Forget { id, token } => {
-            attempt::forget::<DB>(conn, id, &[State::Started, State::Unknown], *token).await.map(changed)
+            attempt::forget::<DB>(conn, id, &Selection::UNFINISHED, *token).await.map(changed)
         }
         RecordCommand::StoreStep { step, token, result } => {
             step::store_step::<DB>(conn, step, *token, result).await.map(changed)

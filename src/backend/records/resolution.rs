@@ -1,11 +1,11 @@
-//! Unknown outcomes that an operator resolves. A resolution stays in a table of its own when the
-//! record is deleted.
+//! Outcomes that an operator resolves: unknown ones, and those of attempts that have died. A
+//! resolution stays in a table of its own when the record is deleted.
 
 use sqlx::QueryBuilder;
 
 use super::RecordDialect;
 use super::attempt::forget;
-use super::record::State;
+use super::list::Selection;
 
 /// A request to resolve the outcome of the attempt with this token.
 pub(crate) struct ResolveRequest {
@@ -39,8 +39,8 @@ pub(crate) struct StoredResolution {
     pub(crate) at: i64,
 }
 
-/// Ends a record whose outcome is unknown, and stores the resolution. The caller begins and commits
-/// the transaction of these statements.
+/// Ends a record that has no outcome, or an unknown one, and stores the resolution. The caller
+/// begins and commits the transaction of these statements.
 pub(super) async fn resolve<DB: RecordDialect>(
     conn: &mut DB::Connection,
     request: &ResolveRequest,
@@ -48,7 +48,7 @@ pub(super) async fn resolve<DB: RecordDialect>(
     let ResolveRequest { id, token, result, by, note } = request;
     let changed = match result {
         Some(result) => store_result::<DB>(conn, id, *token, result).await?,
-        None => forget::<DB>(conn, id, &[State::Unknown], *token).await?,
+        None => forget::<DB>(conn, id, &Selection::UNFINISHED, *token).await?,
     };
     if changed > 0 {
         let mut query = QueryBuilder::new(
@@ -79,7 +79,7 @@ async fn store_result<DB: RecordDialect>(
     DB::push_bytes(&mut query, result);
     query.push(", expires_at = ").push(DB::NOW).push(" + expires_at - created_at WHERE id = ");
     DB::push_text(&mut query, id);
-    query.push(" AND state = 'unknown' AND token = ");
+    query.push(" AND state IN ('started', 'unknown') AND token = ");
     DB::push_integer(&mut query, token);
     DB::execute(conn, &mut query).await
 }

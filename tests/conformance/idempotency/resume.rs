@@ -68,7 +68,7 @@ async fn unknown_outcome_is_resolved_by_its_token() {
     let info = app.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
     assert!((info.expires_at - info.created_at).num_hours() >= 24, "kept from now on");
 
-    // In progress, or dead: not unknown.
+    // In progress: its lease is held.
     let working = attempt(app.payments.attempt(&alice("b"), &request()).await).await;
     for resolution in [done(), Resolution::failed()] {
         assert!(!app.resolve(&alice("b"), working.token(), resolution).await);
@@ -87,6 +87,31 @@ async fn unknown_outcome_is_resolved_by_its_token() {
         let refused = app.payments.resolve(&alice("a"), second, unnamed).await;
         assert!(matches!(refused, Err(Error::InvalidKey { .. })), "{refused:?}");
     }
+}
+
+/// The provider's books show the charge of a process that has died.
+#[tokio::test]
+async fn outcome_of_dead_attempt_is_resolved_by_its_token() {
+    let app = app().await;
+    let done = || Resolution::done(&7).expect("JSON");
+    let key = alice("a");
+    let first = app.died(&key).await;
+    let newer = FencingToken::new(first.get() + 1).expect("positive");
+    assert!(!app.resolve(&key, newer, done()).await, "another attempt");
+    assert_eq!(state(&app, "a").await, Some(("started", 1)));
+    assert!(app.resolve(&key, first, Resolution::failed()).await);
+    assert_eq!(state(&app, "a").await, None);
+    // The letter is dead for resume.
+    let second = app.died(&key).await;
+    let payments = app.payments.clone().resume_policy(ResumePolicy::new().max_attempts(1));
+    assert_eq!(payments.dead_letters(10).await.expect("list").len(), 1);
+    assert!(app.resolve(&key, second, done()).await);
+    assert!(payments.dead_letters(10).await.expect("list").is_empty());
+    let again = app.payments.run_leased(&key, &request(), async |_| Ok::<_, Error>(8)).await;
+    assert_eq!(again.expect("run"), Outcome::Replay(7));
+    let outcomes: Vec<_> =
+        app.resolutions(&key).await.into_iter().map(|(outcome, token, ..)| (outcome, token)).collect();
+    assert_eq!(outcomes, [("failed", Some(first)), ("done", Some(second))]);
 }
 
 /// The reply to the command is lost: it is repeated, and finds its own resolution.
