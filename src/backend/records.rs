@@ -19,12 +19,12 @@ use super::StoreFuture;
 use super::dialect::Dialect;
 
 pub(crate) use attempt::{AttemptEnding, end, lock_attempt};
+pub(crate) use claim::complete;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use claim::push_replace_expired;
 pub(crate) use claim::{ClaimOutcome, ClaimRequest, Rival};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 pub(crate) use claim::{INTO, push_use_token, push_values};
-pub(crate) use claim::{complete, mark_unknown};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 pub(crate) use command::execute_command;
 pub(crate) use command::{RecordCommand, RecordResponse};
@@ -59,6 +59,8 @@ pub trait RecordDialect: Dialect {
     /// Whether a claim may wait for another, uncommitted claim. Another connection then looks for
     /// such a claim first.
     const CLAIM_MAY_WAIT: bool;
+    /// Whether some statements commit the transaction in which they are sent, and a claim with it.
+    const COMMITS_IMPLICITLY: bool = false;
 
     /// Selects a text that identifies the database: the same on all nodes of a cluster, and
     /// different on other databases, as far as the server has such a text.

@@ -12,7 +12,7 @@ use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, encode};
 use super::seal::{Content, Seal};
 use crate::backend::Database;
-use crate::backend::records::{self, ClaimOutcome, ClaimRequest, RecordCommand};
+use crate::backend::records::{self, ClaimOutcome, ClaimRequest, RecordCommand, State};
 use crate::error::{Error, Result};
 
 /// How often a claim is read while its state keeps changing.
@@ -97,7 +97,8 @@ impl Idempotency {
             let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;
             if claimed == ClaimOutcome::Claimed {
                 let (id, seal) = (claim.key.id.clone(), self.seal.clone());
-                return Ok(Outcome::New(Claim { id, keep: claim.keep, limit: self.limit, seal }));
+                let open_state = claim.open_state();
+                return Ok(Outcome::New(Claim { id, open_state, keep: claim.keep, limit: self.limit, seal }));
             }
             if claimed == ClaimOutcome::RecordExists {
                 let record =
@@ -157,6 +158,8 @@ impl Idempotency {
 #[must_use = "a claim that is committed without its result is replayed as null"]
 pub struct Claim {
     id: String,
+    /// The state and the token of the record until the result is stored.
+    open_state: (State, i64),
     keep: i64,
     limit: usize,
     seal: Seal,
@@ -184,9 +187,7 @@ impl Claim {
 
     pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: Vec<u8>) -> Result<()> {
         let result = self.seal.seal(Content::Result, &self.id, result)?;
-        if records::complete::<DB>(tx, &self.id, &result, self.keep).await.map_err(claim_error::<DB>)? {
-            return Ok(());
-        }
-        Err(Error::NotClaimed)
+        let stored = records::complete::<DB>(tx, &self.id, self.open_state, &result, self.keep).await;
+        if stored.map_err(claim_error::<DB>)? { Ok(()) } else { Err(Error::NotClaimed) }
     }
 }

@@ -247,6 +247,7 @@ impl Idempotency {
             keep: crate::backend::micros(self.retention),
             permanent: self.after_retention == AfterRetention::Refuse,
             issued: key.is_issued(),
+            is_unknown_until_done: false,
         })
     }
 

@@ -8,12 +8,12 @@ use serde::de::DeserializeOwned;
 use sqlx::{Pool, Transaction};
 use tokio::time::Instant;
 
-use super::handle::{Idempotency, claim_error};
+use super::handle::Idempotency;
 use super::in_flight::Duplicate;
 use super::key::{Fingerprint, IdempotencyKey};
-use super::outcome::{Outcome, Stored, decode_outcome, encode_legibly};
+use super::outcome::{Outcome, decode_outcome, encode_legibly};
 use crate::backend::Database;
-use crate::backend::records::{self, ClaimRequest};
+use crate::backend::records::ClaimRequest;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, report};
 use crate::transaction::retry::AttemptEnd;
@@ -28,7 +28,9 @@ impl Idempotency {
     ///
     /// The claim on the key is the transaction's first statement, the work's own follow, then the
     /// result is stored as JSON, and the transaction commits. When the work fails, everything is
-    /// rolled back and the key is free. After a concurrent change, or a lost connection during the
+    /// rolled back and the key is free, unless one of its statements has ended the transaction. (On
+    /// MySQL and MariaDB, DDL and TRUNCATE commit it. The outcome is then
+    /// [unknown](Outcome::Unknown), whatever the work returns.) After a concurrent change, or a lost connection during the
     /// commit, the transaction is run again from the claim, which shows whether the work has taken
     /// effect ([`retry`](Self::retry) limits the attempts; the closure follows the [rules of
     /// `Retry`](crate::retry::Retry)).
@@ -92,7 +94,9 @@ impl Idempotency {
         T: Serialize + DeserializeOwned,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>> + Clone,
     {
-        let claim = self.claim_request(key, request)?;
+        // Otherwise a claim that a statement of the work commits would be replayed as null.
+        let is_unknown_until_done = DB::COMMITS_IMPLICITLY;
+        let claim = ClaimRequest { is_unknown_until_done, ..self.claim_request(key, request)? };
         self.check_pool(pool).await?;
         let start = Instant::now();
         let (mut pauses, doubt) = (IN_PROGRESS_BACKOFF, CommitDoubt::default());
@@ -143,12 +147,8 @@ impl Idempotency {
                 Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(RunEnd::Exhausted)?,
                 // The next attempt reads the claim, which shows the outcome. Without a next attempt
                 // the caller gets `CommitUnknown`.
-                Err(AttemptEnd::EndedByWork(source)) => {
-                    doubt.record(source, true);
-                    attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(RunEnd::Exhausted)?;
-                }
-                Err(AttemptEnd::CommitUnknown(source)) => {
-                    doubt.record(source, false);
+                Err(AttemptEnd::EndedByWork(source) | AttemptEnd::CommitUnknown(source)) => {
+                    doubt.record(source);
                     attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(RunEnd::Exhausted)?;
                 }
                 Err(AttemptEnd::Final(error)) if doubt.is_open() => {
@@ -178,14 +178,6 @@ impl Idempotency {
         match &outcome {
             // The transaction whose commit is in doubt may be in progress.
             Outcome::InProgress => {}
-            // A statement of the work has committed this call's own claim, with a part of the work.
-            Outcome::Replay(Stored { bytes: None }) if doubt.is_ended_by_work() => {
-                records::mark_unknown::<DB>(tx, &claim.key.id)
-                    .await
-                    .map_err(claim_error::<DB>)
-                    .map_err(RunError::Sqlock)?;
-                return Ok(Outcome::Unknown);
-            }
             _ => doubt.clear(),
         }
         match outcome {
@@ -225,17 +217,11 @@ impl<E: From<Error>> RunEnd<E> {
 
 /// The first commit of a call whose outcome is unknown, until a later attempt has read the claim.
 #[derive(Default)]
-struct CommitDoubt(Mutex<Option<UnknownCommit>>);
-
-struct UnknownCommit {
-    source: sqlx::Error,
-    /// Whether a statement of the work has ended the transaction.
-    ended_by_work: bool,
-}
+struct CommitDoubt(Mutex<Option<sqlx::Error>>);
 
 impl CommitDoubt {
-    fn record(&self, source: sqlx::Error, ended_by_work: bool) {
-        self.lock().get_or_insert(UnknownCommit { source, ended_by_work });
+    fn record(&self, source: sqlx::Error) {
+        self.lock().get_or_insert(source);
     }
 
     fn clear(&self) {
@@ -246,16 +232,12 @@ impl CommitDoubt {
         self.lock().is_some()
     }
 
-    fn is_ended_by_work(&self) -> bool {
-        self.lock().as_ref().is_some_and(|doubtful| doubtful.ended_by_work)
-    }
-
     /// Replaces an error that says that nothing took effect, while the doubt is open.
     fn replace_error<E>(&self, error: RunEnd<E>) -> RunEnd<E> {
-        self.lock().take().map_or(error, |UnknownCommit { source, .. }| RunEnd::CommitUnknown(source))
+        self.lock().take().map_or(error, RunEnd::CommitUnknown)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<UnknownCommit>> {
+    fn lock(&self) -> MutexGuard<'_, Option<sqlx::Error>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

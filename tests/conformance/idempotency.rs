@@ -818,6 +818,50 @@ async fn work_committed_by_ddl_is_unknown() {
     }
 }
 
+/// The error of the work, or a dropped future, cannot say that the claim is committed.
+#[tokio::test]
+async fn unfinished_work_committed_by_ddl_is_unknown() {
+    let app = app().await;
+    for (key, ddl) in [
+        ("failed", "CREATE TABLE made_by_failed (id INTEGER)"),
+        ("once", "CREATE TABLE made_by_once (id INTEGER)"),
+        ("dropped", "CREATE TABLE made_by_dropped (id INTEGER)"),
+    ] {
+        let (name, asked, sent) = (alice(key), request(), Notify::new());
+        let payments = app.payments.clone().retry(Retry::new().attempts(1));
+        let before = app.effects().await;
+        let running = payments.run(&app.books.pool, &name, &asked, async |tx| {
+            let done = effect(tx).await?;
+            sqlx::raw_sql(ddl).execute(&mut **tx).await?;
+            sent.notify_one();
+            match key {
+                "failed" => Err(AppError::Declined),
+                "once" => Ok(done),
+                _ => std::future::pending().await,
+            }
+        });
+        tokio::select! {
+            ended = running => match (key, ended) {
+                ("failed", Err(AppError::Declined)) => {}
+                ("once", Err(AppError::Lock(Error::CommitUnknown { .. }))) if DATABASE.is_mysql() => {}
+                ("once", Ok(Outcome::New(_))) if !DATABASE.is_mysql() => {}
+                ended => panic!("{ended:?}"),
+            },
+            () = sent.notified(), if key == "dropped" => {}
+        }
+        let patient = app.payments.clone().wait(SOON);
+        let again = soon("the answer", app.charge_by(&patient, &name, &request())).await;
+        match (DATABASE.is_mysql(), key) {
+            (true, _) => assert_eq!(again, Outcome::Unknown, "{key}"),
+            (false, "once") => assert_eq!(again, Outcome::Replay(before + 1)),
+            (false, _) => assert_eq!(again, Outcome::New(before + 1), "{key}"),
+        }
+        assert_eq!(app.effects().await, before + 1, "{key}");
+    }
+    let unknown = app.payments.unfinished(10).await.expect("list");
+    assert_eq!(unknown.len(), if DATABASE.is_mysql() { 3 } else { 0 });
+}
+
 // ---- under a lease
 
 async fn attempt(outcome: Result<Outcome<Attempt, sqlock::idempotency::Stored>, Error>) -> Attempt {

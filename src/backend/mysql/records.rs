@@ -31,6 +31,8 @@ impl RecordDialect for MySql {
     const SELECT_IDENTITY: &'static str = "SELECT COALESCE(CAST(LOWER(DATABASE()) AS CHAR), '')";
     const STEP_COLUMN: &'static str = "CONVERT(step USING utf8mb4)";
     const CLAIM_MAY_WAIT: bool = true;
+    // DDL, TRUNCATE: https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html
+    const COMMITS_IMPLICITLY: bool = true;
 
     fn push_step(query: &mut QueryBuilder<Self>, name: &str) {
         query.push_bind(name.as_bytes().to_vec());
@@ -40,14 +42,15 @@ impl RecordDialect for MySql {
 
     fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
+            let (state, token) = claim.open_state();
             let mut query = QueryBuilder::new(WITHOUT_WAITING);
             if claim.issued {
-                push_use_token::<Self>(&mut query, claim, State::Done, 0);
+                push_use_token::<Self>(&mut query, claim, state, token);
             } else {
                 // Expired records were deleted before: an update after an INSERT that found one
                 // would deadlock with rivals.
                 query.push("INSERT IGNORE INTO ").push(INTO).push(" VALUES (");
-                push_values::<Self>(&mut query, claim, State::Done, 0);
+                push_values::<Self>(&mut query, claim, state, token);
                 query.push(")");
             }
             match query.build().execute(&mut *conn).await {
@@ -88,7 +91,9 @@ pub(super) async fn execute_command(
             sqlx::query(READ_UNCOMMITTED).execute(&mut *conn).await?;
             // Only a claim without a result has the fingerprint of the request in progress.
             let dirty = read::<MySql>(&mut *conn, &key.id, "").await?;
-            let is_claimed = |record: &Record| record.state == State::Done && record.result.is_none();
+            let is_claimed = |record: &Record| {
+                matches!(record.state, State::Done | State::Unknown) && record.result.is_none() && record.attempts == 0
+            };
             let dirty = dirty.filter(|record| is_claimed(record) && !record.is_expired());
             Ok(RecordResponse {
                 is_locked: true,

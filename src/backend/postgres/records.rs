@@ -7,8 +7,8 @@ use super::PostgresStore;
 use super::store::now;
 use crate::backend::StoreFuture;
 use crate::backend::records::{
-    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, Rival, State, digest,
-    execute_command, push_replace_expired, push_use_token, push_values, text_and_bytes,
+    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, Rival, digest, execute_command,
+    push_replace_expired, push_use_token, push_values, text_and_bytes,
 };
 
 /// The statements, formatted for readability.
@@ -62,14 +62,15 @@ impl RecordDialect for Postgres {
 
     fn claim<'a>(conn: &'a mut PgConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
+            let (state, token) = claim.open_state();
             let mut query = QueryBuilder::new("");
             if claim.issued {
-                push_use_token::<Self>(&mut query, claim, State::Done, 0);
+                push_use_token::<Self>(&mut query, claim, state, token);
                 query.push(" AND ");
                 push_locks(&mut query, claim);
             } else {
                 query.push("INSERT INTO ").push(INTO).push(" SELECT ");
-                push_values::<Self>(&mut query, claim, State::Done, 0);
+                push_values::<Self>(&mut query, claim, state, token);
                 query.push(" WHERE ");
                 push_locks(&mut query, claim);
                 push_replace_expired::<Self>(&mut query);

@@ -18,12 +18,32 @@ pub struct ClaimRequest {
     pub permanent: bool,
     /// Whether the key is a token that must have been issued.
     pub issued: bool,
+    /// Whether the outcome is unknown until the result is stored. Otherwise a claim that is
+    /// committed without a result has taken effect.
+    pub is_unknown_until_done: bool,
 }
+
+/// The token of a claim with an unknown outcome, which operators need to resolve the outcome. It is
+/// lower than that of any attempt.
+const UNKNOWN_CLAIM: i64 = 1;
 
 impl ClaimRequest {
     /// Makes a request for a key, without its fingerprint and retention.
     pub(crate) fn for_key(key: FullKey) -> Self {
-        Self { key, fingerprint: Vec::new(), request: None, keep: 0, permanent: false, issued: false }
+        Self {
+            key,
+            fingerprint: Vec::new(),
+            request: None,
+            keep: 0,
+            permanent: false,
+            issued: false,
+            is_unknown_until_done: false,
+        }
+    }
+
+    /// Returns the state and the token of the claim until its result is stored.
+    pub(crate) fn open_state(&self) -> (State, i64) {
+        if self.is_unknown_until_done { (State::Unknown, UNKNOWN_CLAIM) } else { (State::Done, 0) }
     }
 }
 
@@ -85,7 +105,7 @@ pub(crate) fn push_values<DB: RecordDialect>(
 pub(crate) fn push_replace_expired<DB: RecordDialect>(query: &mut QueryBuilder<DB>) {
     query
         .push(
-            " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, token = excluded.token,
+            " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, token = excluded.token,
                 attempts = excluded.attempts, permanent = excluded.permanent, result = NULL,
                 created_at = excluded.created_at, expires_at = excluded.expires_at
               WHERE sqlock_idem.state = 'done' AND sqlock_idem.permanent = 0 AND sqlock_idem.expires_at <= ",
@@ -119,33 +139,28 @@ pub(crate) fn push_use_token<DB: RecordDialect>(
 
 const MICROS_PER_SECOND: i64 = 1_000_000;
 
-/// Stores the result of the claim of this transaction, and the retention from now on, in
-/// microseconds. Returns `false` if this transaction has no open claim.
+/// Stores the result of the claim of this transaction, which has this state and token, and the
+/// retention from now on, in microseconds. Returns `false` if this transaction has no open claim.
 pub(crate) async fn complete<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
+    (state, token): (State, i64),
     result: &[u8],
     keep: i64,
 ) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
     DB::push_bytes(&mut query, result);
+    if state != State::Done {
+        query.push(", state = 'done', token = 0");
+    }
     // After short work the expiry of the claim stays: a change would cost an entry in each index.
     query.push(", expires_at = CASE WHEN ").push(DB::NOW).push(" - created_at > ");
     query.push((keep / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
     DB::push_integer(&mut query, keep);
     query.push(" ELSE expires_at END WHERE id = ");
     DB::push_text(&mut query, id);
-    query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
+    query.push(" AND state = '").push(state.as_str()).push("' AND token = ").push(token).push(" AND result IS NULL");
     Ok(DB::execute(conn, &mut query).await? > 0)
-}
-
-/// Marks the outcome of a claim as unknown, in a transaction that will commit without a result. Its
-/// token, which operators need to resolve the outcome, is lower than that of any attempt.
-pub(crate) async fn mark_unknown<DB: RecordDialect>(conn: &mut DB::Connection, id: &str) -> Result<(), sqlx::Error> {
-    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'unknown', token = 1 WHERE id = ");
-    DB::push_text(&mut query, id);
-    query.push(" AND state = 'done' AND token = 0 AND result IS NULL");
-    DB::execute(conn, &mut query).await.map(|_| ())
 }
 
 /// Stores a token that a client may use once.

@@ -5,7 +5,7 @@ use sqlx::{Connection as _, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 use super::SqliteStore;
 use crate::backend::StoreFuture;
 use crate::backend::records::{
-    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, State, execute_command,
+    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, execute_command,
     push_replace_expired, push_use_token, push_values, text_and_bytes,
 };
 
@@ -32,12 +32,13 @@ impl RecordDialect for Sqlite {
 
     fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
+            let (state, token) = claim.open_state();
             let mut query = QueryBuilder::new("");
             if claim.issued {
-                push_use_token::<Self>(&mut query, claim, State::Done, 0);
+                push_use_token::<Self>(&mut query, claim, state, token);
             } else {
                 query.push("INSERT INTO ").push(INTO).push(" VALUES (");
-                push_values::<Self>(&mut query, claim, State::Done, 0);
+                push_values::<Self>(&mut query, claim, state, token);
                 query.push(")");
                 push_replace_expired::<Self>(&mut query);
             }
