@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{QueryBuilder, Transaction};
 
-use super::select::{lock_error, no_wait, row_error, row_exists, select, timeout_of_name, wait_mode};
+use super::select::{NAMED_ROWS, lock_error, no_wait, row_error, row_exists, select, timeout_of_name, wait_mode};
 use super::target::{check_transaction, take_write_lock};
 use crate::backend::Database;
 use crate::backend::dialect::{Locking, Wait};
@@ -15,9 +15,6 @@ use crate::clock::Moment;
 use crate::error::{Result, RowError};
 use crate::name::LockName;
 use crate::operation::Ensure;
-
-/// The table with a row for each name.
-const NAMED_ROWS: &str = "sqlock_row";
 
 /// Locks a name with `SELECT … FOR UPDATE` (on PostgreSQL `FOR NO KEY UPDATE`) on a row of its own,
 /// which is created when it is missing. Made with [`Locks::row`](crate::Locks::row).
@@ -145,7 +142,7 @@ impl RowLock {
             }
             return Ok(true);
         }
-        if wait == Wait::SkipLocked && row_exists(tx, push_by_name).await? {
+        if wait == Wait::SkipLocked && row_exists(tx, &table, push_by_name).await? {
             return Ok(false);
         }
         // The row was created, or purged, in between.

@@ -11,6 +11,9 @@ use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
 use crate::name::LockName;
 
+/// The table with a row for each name.
+pub(super) const NAMED_ROWS: &str = "sqlock_row";
+
 /// How much earlier than the client's clock a server may end a wait.
 const CLOCK_TOLERANCE: Duration = Duration::from_millis(20);
 
@@ -65,19 +68,21 @@ pub(super) async fn select<DB: Database>(
         };
         match DB::lock_failure(&error) {
             Some(LockFailure::StaleSnapshot) => return Err(lock_error::<DB>(table, error)),
-            Some(LockFailure::Locked) if DB::has_rolled_back(conn, &error).await.map_err(statement_error)? => {
-                return Err(statement_error(error));
+            Some(LockFailure::Locked)
+                if DB::has_rolled_back(conn, &error).await.map_err(|e| statement_error(table, e))? =>
+            {
+                return Err(statement_error(table, error));
             }
             // The session's own limit for a single wait is lower.
             Some(LockFailure::Locked) if left > CLOCK_TOLERANCE => attempt.wait = Wait::AtMost(left),
             Some(LockFailure::Timeout) if left > CLOCK_TOLERANCE || !matches!(locking.wait, Wait::AtMost(_)) => {
-                return Err(statement_error(error));
+                return Err(statement_error(table, error));
             }
             Some(LockFailure::Locked | LockFailure::Timeout) => {
                 tokio::time::sleep(left).await;
                 return Ok(None);
             }
-            _ => return Err(statement_error(error)),
+            _ => return Err(statement_error(table, error)),
         }
     }
 }
@@ -104,11 +109,12 @@ pub(super) async fn fetch_guarded<DB: Database>(
 /// Returns whether the rows exist, without locking them.
 pub(super) async fn row_exists<DB: Database>(
     conn: &mut Transaction<'_, DB>,
+    table: &Table,
     push_select: impl Fn(&mut QueryBuilder<DB>),
 ) -> Result<bool> {
     let mut query = QueryBuilder::new("SELECT ");
     push_select(&mut query);
-    let found = DB::fetch(conn, &mut query).await.map_err(statement_error)?;
+    let found = DB::fetch(conn, &mut query).await.map_err(|e| statement_error(table, e))?;
     Ok(!found.is_empty())
 }
 
@@ -125,12 +131,19 @@ where
 pub(super) fn lock_error<DB: Database>(table: &Table, error: sqlx::Error) -> Error {
     match DB::lock_failure(&error) {
         Some(LockFailure::StaleSnapshot) => row_error(table, RowError::StaleSnapshot),
-        _ => statement_error(error),
+        _ => statement_error(table, error),
     }
 }
 
-pub(super) fn statement_error(error: sqlx::Error) -> Error {
-    Error::from_sqlx("lock rows", error)
+/// Makes the error of a statement that locks rows of this table. Any table that is missing then is
+/// one of the caller's own, unless the rows are named.
+pub(super) fn statement_error(table: &Table, error: sqlx::Error) -> Error {
+    match Error::from_sqlx("lock rows", error) {
+        Error::NotMigrated { source } if table.name() != NAMED_ROWS => {
+            Error::Database { attempted: "lock rows", source }
+        }
+        error => error,
+    }
 }
 
 pub(super) fn row_error(table: &Table, cause: RowError) -> Error {

@@ -141,7 +141,7 @@ impl<K, const N: usize> RowOf<K, N> {
         if !found.is_empty() {
             return Ok(true);
         }
-        if wait == Wait::SkipLocked && row_exists(tx, push_by_key).await? {
+        if wait == Wait::SkipLocked && row_exists(tx, &table, push_by_key).await? {
             return Ok(false);
         }
         Err(row_error(&table, RowError::NoSuchRow))
@@ -308,7 +308,7 @@ impl<K> RowsOf<K> {
             };
         }
         if let Some(collated) = collated.filter(|_| wanted.len() > 1) {
-            wanted = sort_collated::<DB, K>(tx, &collated, &wanted).await?;
+            wanted = sort_collated::<DB, K>(tx, &target.table, &collated, &wanted).await?;
         }
         let mut locked = Vec::new();
         for key in wanted {
@@ -369,7 +369,12 @@ impl<K> RowsOf<K> {
 }
 
 /// Sorts texts as a column does. No table is read, so no snapshot begins.
-async fn sort_collated<'k, DB, K>(tx: &mut Transaction<'_, DB>, collated: &str, keys: &[&'k K]) -> Result<Vec<&'k K>>
+async fn sort_collated<'k, DB, K>(
+    tx: &mut Transaction<'_, DB>,
+    table: &Table,
+    collated: &str,
+    keys: &[&'k K],
+) -> Result<Vec<&'k K>>
 where
     DB: Database,
     K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
@@ -380,8 +385,8 @@ where
         query.push(format_args!("{union}SELECT {i} AS i, ")).push_bind(*key).push(" AS k");
     }
     query.push(") AS k ORDER BY ").push(collated);
-    let rows = DB::fetch(tx, &mut query).await.map_err(statement_error)?;
+    let rows = DB::fetch(tx, &mut query).await.map_err(|error| statement_error(table, error))?;
     let places: Result<Vec<i64>, _> = rows.iter().map(|row| DB::integer(row, 0)).collect();
-    let places = places.map_err(statement_error)?;
+    let places = places.map_err(|error| statement_error(table, error))?;
     Ok(places.into_iter().filter_map(|i| keys.get(usize::try_from(i).ok()?).copied()).collect())
 }

@@ -52,7 +52,7 @@ pub(super) async fn take_write_lock<DB: Database>(
         Err(error) if DB::lock_failure(&error) == Some(LockFailure::Deferred) => {
             Err(row_error(meant, RowError::Deferred))
         }
-        done => done.map_err(statement_error),
+        done => done.map_err(|error| statement_error(meant, error)),
     }
 }
 

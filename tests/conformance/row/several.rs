@@ -112,6 +112,21 @@ async fn condition_ending_in_a_comment_locks() {
     assert!(!rival.finds_free_row(1).await);
 }
 
+/// `Locks::migrate` would not create it.
+#[tokio::test]
+async fn missing_table_of_the_caller_is_named() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let mut tx = begin(&books.pool).await;
+    let rows = locks.rows_where("counter", "id");
+    let locking = rows.lock::<_, i64>(&mut tx, |sql| {
+        sql.push("id IN (SELECT id FROM nowhere)");
+    });
+    let error = locking.await.expect_err("there is no such table");
+    assert!(matches!(error, Error::Database { .. }), "{error:?}");
+    assert!(error.report().to_string().contains("nowhere"), "{}", error.report());
+}
+
 /// InnoDB may scan a table of which many rows are wanted.
 #[tokio::test]
 async fn several_row_locks_spare_other_rows() {
