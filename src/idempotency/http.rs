@@ -76,7 +76,8 @@
 //! # What is stored
 //!
 //! A response with a status of 200 to 399 is stored if and only if the effect is committed (other
-//! statuses as [selected](IdempotencyLayer::store_if)): the status, the body, and these headers, in their order and with repetitions: `Content-Disposition`,
+//! statuses as [selected](IdempotencyLayer::store_if)): the status, the body, and these headers, in
+//! their order and with repetitions: `Content-Disposition`,
 //! `Content-Encoding`, `Content-Language`, `Content-Location`, `Content-Type`, `ETag`,
 //! `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, and those
 //! [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all

@@ -30,8 +30,8 @@ impl Idempotency {
     /// result is stored as JSON, and the transaction commits. When the work fails, everything is
     /// rolled back and the key is free, unless one of its statements has ended the transaction. (On
     /// MySQL and MariaDB, DDL and TRUNCATE commit it. The outcome is then
-    /// [unknown](Outcome::Unknown), whatever the work returns.) After a concurrent change, or a lost connection during the
-    /// commit, the transaction is run again from the claim, which shows whether the work has taken
+    /// [unknown](Outcome::Unknown), whatever the work returns.) After a concurrent change, or a lost
+    /// connection during the commit, the transaction is run again from the claim, which shows whether the work has taken
     /// effect ([`retry`](Self::retry) limits the attempts; the closure follows the [rules of
     /// `Retry`](crate::retry::Retry)).
     ///
