@@ -324,7 +324,7 @@ async fn resolve_ends_unknown_outcome_and_show_names_operator() {
     assert_eq!((&shown["state"], &shown["resolutions"][0]["outcome"]), (&Value::Null, &"failed".into()));
     assert!(shown["resolutions"][0]["by"].as_str().is_some_and(|by| by.contains('@')), "{shown}");
 
-    // A running or dead attempt is a matter for a resumption.
+    // An attempt in progress cannot be resolved.
     let attempt = app.attempt(&alice("order-3")).await;
     let token = attempt.token().to_string();
     assert!(resolve("order-3", &token, &["--done"], 79).await.contains("it is started"));
