@@ -87,34 +87,31 @@ pub(crate) async fn end<DB: RecordDialect>(
     DB::execute(conn, &mut query).await
 }
 
-/// Deletes the record of the attempt with this token, if it is in one of these states. An issued
-/// token becomes valid again instead.
+/// Adds the condition for the record of the attempt with this token, if it is the latest and its
+/// request is not done.
+pub(super) fn push_if_unfinished<DB: RecordDialect>(query: &mut QueryBuilder<DB>, id: &str, token: i64) {
+    query.push(" WHERE id = ");
+    DB::push_text(query, id);
+    query.push(" AND state IN ('started', 'unknown') AND token = ");
+    DB::push_integer(query, token);
+}
+
+/// Deletes the record of the attempt with this token, if its request is not done. An issued token
+/// becomes valid again instead.
 pub(super) async fn forget<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
-    states: &[State],
     token: i64,
 ) -> Result<u64, sqlx::Error> {
-    let push_latest = |query: &mut QueryBuilder<DB>| {
-        query.push(" WHERE id = ");
-        DB::push_text(query, id);
-        query.push(" AND state IN (");
-        let mut list = query.separated(", ");
-        for state in states {
-            list.push(format_args!("'{}'", state.as_str()));
-        }
-        query.push(") AND token = ");
-        DB::push_integer(query, token);
-    };
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
     DB::push_bytes(&mut query, &[]);
     query.push(", attempts = 0, permanent = 0, request = NULL, expires_at = issued_until");
-    push_latest(&mut query);
+    push_if_unfinished(&mut query, id, token);
     query.push(" AND issued_until > ").push(DB::NOW);
     let mut forgotten = DB::execute(conn, &mut query).await?;
     if forgotten == 0 {
         let mut query = QueryBuilder::new("DELETE FROM sqlock_idem");
-        push_latest(&mut query);
+        push_if_unfinished(&mut query, id, token);
         forgotten = DB::execute(conn, &mut query).await?;
     }
     delete_orphaned_steps::<DB>(conn, &[id.to_owned()]).await?;

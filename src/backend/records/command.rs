@@ -101,9 +101,7 @@ pub(crate) async fn execute_command<DB: RecordDialect>(
             Ok(RecordResponse { records, ..RecordResponse::default() })
         }
         RecordCommand::End { id, token, ending } => attempt::end::<DB>(conn, id, *token, ending).await.map(changed),
-        RecordCommand::Forget { id, token } => {
-            attempt::forget::<DB>(conn, id, &Selection::UNFINISHED, *token).await.map(changed)
-        }
+        RecordCommand::Forget { id, token } => attempt::forget::<DB>(conn, id, *token).await.map(changed),
         RecordCommand::StoreStep { step, token, result } => {
             step::store_step::<DB>(conn, step, *token, result).await.map(changed)
         }

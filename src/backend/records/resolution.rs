@@ -4,8 +4,7 @@
 use sqlx::QueryBuilder;
 
 use super::RecordDialect;
-use super::attempt::forget;
-use super::list::Selection;
+use super::attempt::{forget, push_if_unfinished};
 
 /// A request to resolve the outcome of the attempt with this token.
 pub(crate) struct ResolveRequest {
@@ -48,7 +47,7 @@ pub(super) async fn resolve<DB: RecordDialect>(
     let ResolveRequest { id, token, result, by, note } = request;
     let changed = match result {
         Some(result) => store_result::<DB>(conn, id, *token, result).await?,
-        None => forget::<DB>(conn, id, &Selection::UNFINISHED, *token).await?,
+        None => forget::<DB>(conn, id, *token).await?,
     };
     if changed > 0 {
         let mut query = QueryBuilder::new(
@@ -77,10 +76,8 @@ async fn store_result<DB: RecordDialect>(
 ) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'done', request = NULL, result = ");
     DB::push_bytes(&mut query, result);
-    query.push(", expires_at = ").push(DB::NOW).push(" + expires_at - created_at WHERE id = ");
-    DB::push_text(&mut query, id);
-    query.push(" AND state IN ('started', 'unknown') AND token = ");
-    DB::push_integer(&mut query, token);
+    query.push(", expires_at = ").push(DB::NOW).push(" + expires_at - created_at");
+    push_if_unfinished(&mut query, id, token);
     DB::execute(conn, &mut query).await
 }
 
