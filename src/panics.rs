@@ -21,6 +21,11 @@ pub(crate) async fn caught_in<F: Future>(work: F) -> Result<F::Output, String> {
     .await
 }
 
+/// Returns the reason of a request whose code has panicked with this message.
+pub(crate) fn reason(message: &str) -> String {
+    format!("a panic on the way: {message}")
+}
+
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message").to_owned()

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{AccessError, Error, Fault, no_answer_within};
+use crate::panics;
 
 /// Why a request was not answered.
 pub(super) enum Failure {
@@ -47,7 +48,7 @@ impl Failure {
             Self::Refused(error) | Self::Unconnected(Some(error)) => crate::error::reason(error),
             Self::NoAnswer { within } => no_answer_within(*within),
             Self::Unconnected(None) => "no connection could be opened in time".into(),
-            Self::Panic(message) => format!("a panic on the way: {message}"),
+            Self::Panic(message) => panics::reason(message),
         }
     }
 

@@ -180,7 +180,7 @@ impl Round {
 fn answer(answer: Result<Result<Result<Option<Lease>>, String>, Elapsed>, within: Duration) -> Result<Option<Lease>> {
     let reason = match answer {
         Ok(Ok(answer)) => return answer,
-        Ok(Err(panic)) => format!("a panic on the way: {panic}"),
+        Ok(Err(panic)) => panics::reason(&panic),
         Err(_) => no_answer_within(within),
     };
     Err(Error::Unavailable { attempted: "acquire", reason, source: None })
