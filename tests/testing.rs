@@ -480,12 +480,18 @@ async fn vote_of_older_database_counts_max_hold_alike() {
     assert!(lease.remaining() > Duration::ZERO);
 }
 
+/// Makes a quorum of databases that are old enough to vote.
+async fn quorum_of_old_databases<const N: usize>() -> ([Memory; N], Quorum) {
+    let databases = std::array::from_fn(|_| Memory::new());
+    sleep(Duration::from_secs(3600)).await;
+    let quorum = Quorum::new(databases.iter().map(Memory::locks));
+    (databases, quorum)
+}
+
 /// Three databases that have joined a lease one after the other have three tokens for it.
 #[tokio::test(start_paused = true)]
 async fn quorum_evicts_a_lease_with_several_tokens() {
-    let databases = [Memory::new(), Memory::new(), Memory::new()];
-    sleep(Duration::from_secs(3600)).await;
-    let quorum = Quorum::new(databases.iter().map(Memory::locks));
+    let (databases, quorum) = quorum_of_old_databases::<3>().await;
     let lease = quorum.lease("job").acquire().await.expect("acquire");
     for database in &databases[1..] {
         sleep(Duration::from_secs(60)).await;
@@ -503,9 +509,7 @@ async fn quorum_evicts_a_lease_with_several_tokens() {
 #[tokio::test(start_paused = true)]
 async fn evicted_majority_stays_lost_whatever_the_moment() {
     for offset in (0..5000).step_by(250) {
-        let databases = [Memory::new(), Memory::new(), Memory::new()];
-        sleep(Duration::from_secs(3600)).await;
-        let quorum = Quorum::new(databases.iter().map(Memory::locks));
+        let (databases, quorum) = quorum_of_old_databases::<3>().await;
         // A database is asked again after 1.33 s, and a heartbeat is sent after 1 s.
         let lease = quorum.lease("job").ttl(Duration::from_secs(4)).acquire().await.expect("acquire");
         sleep(Duration::from_millis(2000 + offset)).await;
@@ -521,9 +525,7 @@ async fn evicted_majority_stays_lost_whatever_the_moment() {
 
 #[tokio::test(start_paused = true)]
 async fn request_to_release_reaches_holder_of_a_majority() {
-    let databases = [Memory::new(), Memory::new(), Memory::new()];
-    sleep(Duration::from_secs(3600)).await;
-    let quorum = Quorum::new(databases.iter().map(Memory::locks));
+    let (databases, quorum) = quorum_of_old_databases::<3>().await;
     let lease = quorum.lease("job").acquire().await.expect("acquire");
     // The database joins the lease after the call.
     databases[2].evict("job").expect("a name");
@@ -534,14 +536,12 @@ async fn request_to_release_reaches_holder_of_a_majority() {
     sleep(Duration::from_secs(60)).await;
     assert!(!asked.is_finished());
     assert_eq!(databases[2].locks().ask_to_release("job").await.expect("ask"), 1);
-    assert!(timeout(Duration::from_secs(5), asked).await.expect("the holder is told").expect("no panic"));
+    assert!(timeout(Duration::from_secs(5), asked).await.expect("the request reaches the holder").expect("no panic"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiters_of_a_quorum_share_an_outage() {
-    let databases = [Memory::new(), Memory::new()];
-    sleep(Duration::from_secs(3600)).await;
-    let quorum = Quorum::new(databases.iter().map(Memory::locks));
+    let (databases, quorum) = quorum_of_old_databases::<2>().await;
     databases.iter().for_each(Memory::go_away);
     let waits = [None, Some(Duration::from_secs(2))].into_iter().cycle().take(20);
     let mut waiters = Vec::new();
