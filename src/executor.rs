@@ -209,8 +209,9 @@ impl Executor {
         self.work.state().failure.as_ref().map(|failure| failure.reason.clone())
     }
 
-    /// Returns why a connection could not be opened or was lost, unless the database has answered
-    /// since, on any connection.
+    /// Returns why a connection for work could not be opened or was lost, unless work was answered
+    /// since. Otherwise the same of the connection for heartbeats, unless anything was answered
+    /// since.
     pub(crate) fn last_failure(&self) -> Option<String> {
         let answered_at = self.work.state().answered_at;
         let is_recent = |failure: &&FailureReport| answered_at.is_none_or(|at| at < failure.at);

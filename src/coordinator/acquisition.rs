@@ -45,7 +45,8 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// Returns the id of the claim, and the number of waiters without an entry that are ahead in this client.
+    /// Returns the id of the claim, and the number of waiters of this client without an entry that
+    /// are ahead.
     pub(crate) fn position(&self) -> Option<(LeaseId, usize)> {
         self.coordinator.state().engine.position(self.waiter)
     }

@@ -9,8 +9,8 @@ pub enum LossCause {
     #[error("it expired before it was renewed")]
     Expired,
     /// The database reports that the lease has ended: another owner took it over after it expired,
-    /// or an operator evicted it. Or a conversion of the lease failed or was dropped, so its state
-    /// is unknown.
+    /// or an operator evicted it. A conversion that failed or was dropped has this cause, too: the
+    /// state of the lease is unknown then.
     #[error("it was taken over or evicted")]
     Superseded,
     /// The lease reached its [`max_hold`](crate::LeaseRequest::max_hold).

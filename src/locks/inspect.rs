@@ -101,8 +101,8 @@ impl Locks {
     ///
     /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at
     /// once; a lease [without renewal](crate::LeaseRequest::renew), from its next call), and a
-    /// transaction that it fences from now on cannot commit. The eviction waits while
-    /// a fenced transaction of the holder is open; after some seconds it fails with
+    /// transaction that it fences from now on cannot commit. The eviction waits while a fenced
+    /// transaction of the holder is open; after some seconds it fails with
     /// [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction
     /// first.
     ///
@@ -120,15 +120,17 @@ impl Locks {
         let eviction = self.client.coordinator.evict(name.clone(), token);
         let (response, may_have_ended) = self.until_unlocked(Request::Evict { name: name.clone(), token }).await?;
         match response {
-            Response::Evicted(Amended::Done) => eviction.confirm(),
+            Response::Evicted(Amended::Done) => {
+                eviction.confirm();
+                Ok(true)
+            }
             // An earlier attempt, whose answer was lost, may have ended the lease.
             _ if may_have_ended => {
                 self.client.coordinator.doubt(name.clone());
-                return Err(Error::Unknown { attempted: "evict", name });
+                Err(Error::Unknown { attempted: "evict", name })
             }
-            _ => return Ok(false),
+            _ => Ok(false),
         }
-        Ok(true)
     }
 
     /// Asks every holder of a name to release it, and returns how many holders were asked. Zero:

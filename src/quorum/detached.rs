@@ -113,6 +113,7 @@ impl Quorum {
     ///
     /// After the future was dropped, the lease may be extended. The call can be repeated.
     pub async fn extend(&self, name: &str, token: FencingToken, ttl: Duration) -> Result<bool> {
+        self.nodes.check()?;
         let name = name.to_owned();
         self.ask_majority("extend a lease", |locks| {
             let name = name.clone();
@@ -180,7 +181,6 @@ impl Quorum {
     where
         F: Future<Output = Result<bool>> + Send + 'static,
     {
-        self.nodes.check()?;
         let mut answers = JoinSet::new();
         for (node, locks) in self.nodes.locks.iter().enumerate() {
             let answer = ask(locks.clone());

@@ -18,8 +18,9 @@ use crate::token::FencingToken;
 /// majority, with the next heartbeats.)
 ///
 /// The lease is renewed on each database in the background. A database that was down is asked again
-/// every third of the TTL, but at least every 5 seconds, and joins the lease. [`release`](Self::release) says whether the
-/// lease was held to the end; dropping the lease releases it in the background.
+/// every third of the TTL, but at least every 5 seconds, and joins the lease.
+/// [`release`](Self::release) says whether the lease was held to the end; dropping the lease
+/// releases it in the background.
 #[must_use = "a lease that is dropped is released at once"]
 pub struct QuorumLease {
     pub(super) majority: Arc<Majority>,

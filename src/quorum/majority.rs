@@ -21,6 +21,10 @@ use crate::token::FencingToken;
 /// The longest pause before a database without a lease is asked again, however long the TTL is.
 const MAX_ASK_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How long a database is not asked again after it reported the end of the lease there: longer than
+/// an operator's eviction takes to become known for all databases, by their heartbeats.
+const AFTER_EVICTION: Duration = Duration::from_millis(2500);
+
 pub(super) struct Majority {
     pub(super) name: LockName,
     pub(super) token: FencingToken,
@@ -35,10 +39,6 @@ pub(super) struct Majority {
     ended: Notify,
     nodes: Arc<Nodes>,
 }
-
-/// How long a database is not asked again after it reported the end of the lease there: longer than
-/// an operator's eviction takes to become known for all databases, by their heartbeats.
-const AFTER_EVICTION: Duration = Duration::from_millis(2500);
 
 /// The status of a majority, which ends once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
