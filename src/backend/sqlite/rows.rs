@@ -11,7 +11,8 @@ use crate::backend::table::Table;
 /// The statements.
 #[rustfmt::skip]
 mod sql {
-// An alias of the rowid is unique without an index. Bind order: table, schema, column, it and the
+// An alias of the rowid is unique without an index. The list of columns has generated columns, and
+// leaves out the hidden ones (1) of virtual tables. Bind order: table, schema, column, it and the
 // others of its key as JSON.
 pub(super) const COLUMN: &str = r#"
 SELECT c.type,
@@ -24,8 +25,8 @@ SELECT c.type,
                      AND (SELECT count(*) FROM pragma_index_info(x.name, ?2) AS i
                            WHERE i.name IN (SELECT k.value FROM json_each(?4) AS k)) = json_array_length(?4)
                    LIMIT 1) END
-  FROM pragma_table_info(?1, ?2) AS c
- WHERE c.name = ?3"#;
+  FROM pragma_table_xinfo(?1, ?2) AS c
+ WHERE c.name = ?3 AND c.hidden <> 1"#;
 }
 
 impl Dialect for Sqlite {

@@ -56,6 +56,27 @@ async fn column_without_unique_index_is_refused() {
     tx.commit().await.expect("after all these errors the transaction is usable");
 }
 
+#[tokio::test]
+async fn row_is_locked_by_a_generated_column() {
+    let books = books().await;
+    let computed = if DATABASE == Database::Postgres { "STORED" } else { "VIRTUAL" };
+    let sql = format!(
+        "CREATE TABLE ticket (hall INTEGER NOT NULL, twice INTEGER GENERATED ALWAYS AS (hall * 2) STORED,
+                              thrice INTEGER GENERATED ALWAYS AS (hall * 3) {computed})"
+    );
+    books.pool.execute(AssertSqlSafe(sql)).await.expect("a table");
+    run(&books.pool, "CREATE UNIQUE INDEX ticket_twice ON ticket (twice)").await;
+    run(&books.pool, "CREATE UNIQUE INDEX ticket_thrice ON ticket (thrice)").await;
+    run(&books.pool, "INSERT INTO ticket (hall) VALUES (1), (2)").await;
+    let locks = books.db.locks().await;
+    let mut tx = begin(&books.pool).await;
+    for (column, keys) in [("twice", [2_i32, 4]), ("thrice", [3, 6])] {
+        locks.row_of("ticket", column, keys[1]).lock(&mut tx).await.unwrap_or_else(|e| panic!("{column}: {e:?}"));
+        let found = locks.rows_of("ticket", column, keys).lock(&mut tx).await.expect("lock");
+        assert_eq!(found, keys, "{column}");
+    }
+}
+
 /// InnoDB compares a text column with a number by converting each row: it would lock them all.
 #[tokio::test]
 async fn key_that_cannot_use_the_index_is_refused() {
