@@ -269,7 +269,8 @@ impl<K> RowsOf<K> {
     /// PostgreSQL and SQLite get one statement for all keys, in the database's order of keys. MySQL
     /// and MariaDB get one statement for each key, because InnoDB may scan, and lock, the whole
     /// table for a statement with several keys. The keys are in their Rust order, and texts in the
-    /// order of the column's collation, which one more statement queries.
+    /// order of the column's collation, which one more statement queries. Of several texts that the
+    /// collation takes for equal, the first is used.
     ///
     /// At REPEATABLE READ, the default on MySQL and MariaDB, a key without a row locks the gap where
     /// it would be. Two transactions can both lock one gap, and then deadlock when both insert
@@ -368,7 +369,8 @@ impl<K> RowsOf<K> {
     }
 }
 
-/// Sorts texts as a column does. No table is read, so no snapshot begins.
+/// Sorts texts as a column does, and leaves out all but the first of those that the column takes for
+/// equal. No table is read, so no snapshot begins.
 async fn sort_collated<'k, DB, K>(
     tx: &mut Transaction<'_, DB>,
     table: &Table,
@@ -379,14 +381,17 @@ where
     DB: Database,
     K: for<'q> Encode<'q, DB> + Type<DB> + Sync,
 {
-    let mut query = QueryBuilder::new("SELECT k.i FROM (");
+    let mut query = QueryBuilder::new("SELECT k.i, CAST(DENSE_RANK() OVER (ORDER BY ");
+    query.push(collated).push(") AS SIGNED) FROM (");
     for (i, key) in keys.iter().enumerate() {
         let union = if i > 0 { " UNION ALL " } else { "" };
         query.push(format_args!("{union}SELECT {i} AS i, ")).push_bind(*key).push(" AS k");
     }
-    query.push(") AS k ORDER BY ").push(collated);
+    query.push(") AS k ORDER BY 2, 1");
     let rows = DB::fetch(tx, &mut query).await.map_err(|error| statement_error(table, error))?;
-    let places: Result<Vec<i64>, _> = rows.iter().map(|row| DB::integer(row, 0)).collect();
-    let places = places.map_err(|error| statement_error(table, error))?;
-    Ok(places.into_iter().filter_map(|i| keys.get(usize::try_from(i).ok()?).copied()).collect())
+    let places = rows.iter().map(|row| Ok::<_, sqlx::Error>((DB::integer(row, 0)?, DB::integer(row, 1)?)));
+    let mut places: Vec<(i64, i64)> =
+        places.collect::<Result<_, _>>().map_err(|error| statement_error(table, error))?;
+    places.dedup_by_key(|(_, rank)| *rank);
+    Ok(places.into_iter().filter_map(|(i, _)| keys.get(usize::try_from(i).ok()?).copied()).collect())
 }

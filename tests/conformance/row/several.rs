@@ -166,6 +166,9 @@ async fn rows_are_locked_in_collation_order() {
     let mut tx = begin(&books.pool).await;
     let found = locks.rows_of("user_name", "name", texts(["c", "B", "a"])).lock(&mut tx).await.expect("lock");
     assert_eq!(found, ["a", "B", "c"]);
+    // Both name one row, which is returned and counted once.
+    let twice = locks.rows_of("user_name", "name", ["b", "a", "A"].map(str::to_owned)).limit(2);
+    assert_eq!(twice.lock(&mut tx).await.expect("lock"), ["A", "b"]);
     tx.rollback().await.expect("rollback");
 
     let mut holder = begin(&books.pool).await;
