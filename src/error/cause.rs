@@ -108,6 +108,12 @@ pub enum RowError {
         /// The number of changed rows.
         rows: u64,
     },
+    /// The row still has the expected version, or the inserted row does not exist: a policy of row
+    /// level security, or a trigger, kept the statement from writing.
+    #[error(
+        "the database did not write the row, which nobody else has changed: look for row level security, or a trigger"
+    )]
+    NotWritten,
     /// The version has reached the greatest number that its column can hold, and was not raised:
     /// the database might have truncated the next number.
     #[error("{column} has reached {maximum}, the greatest version that its type can hold: give it a wider type")]

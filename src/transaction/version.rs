@@ -191,7 +191,8 @@ impl Versioned {
     /// The reported version is read afterwards, and may have changed again. [`Error::Row`] with
     /// [`RowError::SeveralRows`]: the key is not unique, and several rows were changed; roll back;
     /// with [`RowError::VersionMaximum`]: the column's type has no next number, and nothing was
-    /// written. Otherwise as [`read`](Self::read).
+    /// written; with [`RowError::NotWritten`]: the row has the expected version, and the database
+    /// kept the statement from writing it. Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
@@ -252,7 +253,8 @@ impl Versioned {
     ///
     /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The
     /// transaction stays usable, on PostgreSQL too. A duplicate in another unique column is an
-    /// [`Error::Database`]. Otherwise as [`read`](Self::read).
+    /// [`Error::Database`]. [`Error::Row`] with [`RowError::NotWritten`]: the database kept the
+    /// statement from inserting the row. Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///
@@ -283,7 +285,7 @@ impl Versioned {
             };
             match (read_version::<DB>(&mut conn, names.select_version(key)).await?, error) {
                 (None, Some(e)) => Err(Error::of_caller("insert a row", e)),
-                (found, _) => Err(this.conflict_error(None, found)),
+                (found, _) => Err(this.unwritten_error(None, found)),
             }
         }
     }
@@ -313,7 +315,7 @@ impl Versioned {
             match DB::execute(&mut conn, &mut query).await.map_err(|e| Error::of_caller(attempted, e))? {
                 0 => {
                     let found = read_version::<DB>(&mut conn, names.select_version(key)).await?;
-                    Err(this.conflict_error(Some(expected), found))
+                    Err(this.unwritten_error(Some(expected), found))
                 }
                 1 => Ok(()),
                 rows => Err(this.several_rows_error(rows)),
@@ -338,8 +340,13 @@ impl Versioned {
         QuotedNames::new::<DB>(&self.table, &self.key, &self.version)
     }
 
-    fn conflict_error(&self, expected: Option<i64>, found: Option<i64>) -> Error {
-        Error::Conflict { table: self.table.as_ref().into(), expected, found, cause: Overtaken }
+    /// Makes the error of a statement that wrote no row, given the version found afterwards.
+    fn unwritten_error(&self, expected: Option<i64>, found: Option<i64>) -> Error {
+        let table = self.table.as_ref().into();
+        if found == expected {
+            return Error::Row { table, cause: RowError::NotWritten };
+        }
+        Error::Conflict { table, expected, found, cause: Overtaken }
     }
 
     fn several_rows_error(&self, rows: u64) -> Error {

@@ -586,6 +586,34 @@ async fn errors_of_the_database_are_told_as_such() {
 }
 
 /// SQLite takes an unknown name in quotes for a text, which no row equals.
+/// Otherwise a retry would run the transaction again for ever.
+#[tokio::test]
+async fn row_kept_unwritten_by_a_trigger_is_no_conflict() {
+    let skip = match DATABASE {
+        Database::Postgres => {
+            "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+             CREATE TRIGGER skip BEFORE INSERT OR UPDATE OR DELETE ON accounts FOR EACH ROW EXECUTE FUNCTION skip()"
+        }
+        Database::Sqlite => {
+            "CREATE TRIGGER skip_insert BEFORE INSERT ON accounts BEGIN SELECT RAISE(IGNORE); END;
+             CREATE TRIGGER skip_update BEFORE UPDATE ON accounts BEGIN SELECT RAISE(IGNORE); END;
+             CREATE TRIGGER skip_delete BEFORE DELETE ON accounts BEGIN SELECT RAISE(IGNORE); END"
+        }
+        Database::MySql | Database::MariaDb => return, // Their triggers cannot skip a row.
+    };
+    let bank = bank().await;
+    run(&bank.pool, skip).await;
+    let refused = |outcome: sqlock::Result<()>| {
+        let error = outcome.expect_err("nothing was written");
+        assert!(matches!(&error, Error::Row { .. }) && !error.is_conflict() && !error.is_retryable(), "{error:?}");
+    };
+    refused(bank.accounts.update(&bank.pool, 1, 1, |_| {}).await.map(|_| ()));
+    refused(bank.accounts.delete(&bank.pool, 1, 1).await);
+    refused(bank.open(2, "bob").await);
+    let stale = bank.accounts.update(&bank.pool, 1, 7, |_| {}).await;
+    assert!(matches!(stale, Err(Error::Conflict { expected: Some(7), found: Some(1), .. })), "{stale:?}");
+}
+
 #[tokio::test]
 async fn unknown_column_is_an_error_and_no_conflict() {
     let bank = bank().await;
