@@ -12,15 +12,20 @@ use super::handle::Idempotency;
 use super::in_flight::Duplicate;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, decode_outcome, encode_legibly};
-use crate::backend::Database;
 use crate::backend::records::ClaimRequest;
+use crate::backend::{Database, Kind};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, report};
-use crate::transaction::retry::AttemptEnd;
+use crate::transaction::retry::{AttemptEnd, Attempts};
 use crate::transaction::work_error::{RunError, WorkError};
 
 /// The pauses while a duplicate is in progress.
 const IN_PROGRESS_BACKOFF: Backoff = Backoff::between(Duration::from_millis(5), Duration::from_millis(100));
+
+/// The reason in [`Error::CommitUnknown`] after a statement of the work, or SQLite by itself, has
+/// ended the transaction.
+const ENDED_BEFORE_RESULT: &str = "the transaction ended before the result was stored, so later statements of the work may \
+                                  have committed by themselves";
 
 impl Idempotency {
     /// Runs the work once, in a transaction of its own, and replays its result to every later
@@ -28,12 +33,16 @@ impl Idempotency {
     ///
     /// The claim on the key is the transaction's first statement, the work's own follow, then the
     /// result is stored as JSON, and the transaction commits. When the work fails, everything is
-    /// rolled back and the key is free, unless one of its statements has ended the transaction. (On
-    /// MySQL and MariaDB, DDL and TRUNCATE commit it. The outcome is then
-    /// [unknown](Outcome::Unknown), whatever the work returns.) After a concurrent change, or a lost
-    /// connection during the commit, the transaction is run again from the claim, which shows whether the work has taken
-    /// effect ([`retry`](Self::retry) limits the attempts; the closure follows the [rules of
+    /// rolled back and the key is free, unless one of its statements has ended the transaction (see
+    /// below). After a concurrent change, or a lost connection during the commit, the transaction is
+    /// run again from the claim, which shows whether the work has taken effect
+    /// ([`retry`](Self::retry) limits the attempts; the closure follows the [rules of
     /// `Retry`](crate::retry::Retry)).
+    ///
+    /// A statement of the work can end the transaction early. On MySQL and MariaDB, DDL and TRUNCATE
+    /// commit it: the outcome is then [unknown](Outcome::Unknown), whatever the work returns. On
+    /// SQLite, a conflict of `INSERT OR ROLLBACK` or a full disk rolls it back, and later statements
+    /// commit by themselves: if the work ignores the error and succeeds, the outcome is unknown, too.
     ///
     /// The call costs two statements: the claim and the result. (Before the first use of a pool,
     /// two more compare its database with that of the client; on MySQL and MariaDB they compare
@@ -49,11 +58,11 @@ impl Idempotency {
     /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
     /// [`Error::Sealed`] when it cannot be sealed, [`Error::Row`] with
     /// [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool belongs to another
-    /// database than the client; [`Error::NotClaimed`] when a deadlock whose error the work ignored
-    /// has rolled the claim back. Nothing took effect. (Also [`Error::Json`] when a stored result
-    /// is not of the requested type, and [`Error::Sealed`] when it cannot be opened: that request
-    /// did take effect.) [`Error::CommitUnknown`] when the outcome could not be determined in time:
-    /// send the request again with the same key.
+    /// database than the client; on MySQL and MariaDB [`Error::NotClaimed`] when a deadlock whose
+    /// error the work ignored has rolled the claim back. Nothing took effect. (Also [`Error::Json`]
+    /// when a stored result is not of the requested type, and [`Error::Sealed`] when it cannot be
+    /// opened: that request did take effect.) [`Error::CommitUnknown`] when the outcome could not be
+    /// determined in time: send the request again with the same key.
     ///
     /// # Cancel safety
     ///
@@ -151,12 +160,50 @@ impl Idempotency {
                     doubt.record(source);
                     attempts.next_attempt(RunError::Sqlock(Error::NotClaimed)).await.map_err(RunEnd::Exhausted)?;
                 }
+                // On MySQL and MariaDB autocommit is off until the attempt has ended.
+                Err(AttemptEnd::Final(RunError::Sqlock(Error::NotClaimed))) if DB::KIND != Kind::MySql => {
+                    doubt.record(sqlx::Error::Protocol(ENDED_BEFORE_RESULT.into()));
+                    return self.record_unknown(pool, claim, attempts, doubt).await;
+                }
                 Err(AttemptEnd::Final(error)) if doubt.is_open() => {
                     if !attempts.try_next(&report(error.as_error())).await {
                         return Err(RunEnd::Failed(error));
                     }
                 }
                 Err(AttemptEnd::Final(error)) => return Err(RunEnd::Failed(error)),
+            }
+        }
+    }
+
+    /// Records that the outcome is unknown, after the claim was rolled back during the work. If that
+    /// fails, the doubt stays.
+    async fn record_unknown<DB, T, E>(
+        &self,
+        pool: &Pool<DB>,
+        claim: &ClaimRequest,
+        mut attempts: Attempts<'_>,
+        doubt: &CommitDoubt,
+    ) -> Result<Outcome<T>, RunEnd<E>>
+    where
+        DB: Database,
+    {
+        let claim = &ClaimRequest { is_unknown_until_done: true, ..claim.clone() };
+        loop {
+            let transaction =
+                async |tx: &mut Transaction<'_, DB>| self.claim_key(tx, claim).await.map_err(RunError::<E>::Sqlock);
+            match self.retry.attempt(pool, transaction, false).await {
+                // The claim is committed without a result.
+                Ok(Outcome::New(_)) => {
+                    doubt.clear();
+                    return Ok(Outcome::Unknown);
+                }
+                // Another request has claimed the key meanwhile.
+                Ok(_) => return Err(RunEnd::from(Error::NotClaimed)),
+                Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(RunEnd::Exhausted)?,
+                Err(AttemptEnd::Final(error)) => return Err(RunEnd::Failed(error)),
+                Err(AttemptEnd::EndedByWork(source) | AttemptEnd::CommitUnknown(source)) => {
+                    return Err(RunEnd::CommitUnknown(source));
+                }
             }
         }
     }

@@ -16,7 +16,7 @@ use sqlock::idempotency::{
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
 use sqlock::{Error, FencingToken, Locks};
-use sqlx::{AssertSqlSafe, Row as _, Transaction};
+use sqlx::{AssertSqlSafe, Executor as _, Row as _, Transaction};
 use tokio::sync::{Barrier, Notify};
 use tokio::task::JoinSet;
 
@@ -790,6 +790,41 @@ async fn error_ignored_by_the_work_doubles_no_effect() {
     let other = i64::from(DATABASE == Database::Sqlite);
     assert_eq!((app.effects().await, app.books.value(2).await), (1, other));
     assert_eq!(begun.load(Ordering::SeqCst), if DATABASE == Database::Sqlite { 1 } else { 2 });
+}
+
+/// What the work writes after the end of its transaction commits by itself, except on MySQL and
+/// MariaDB.
+#[tokio::test]
+async fn claim_rolled_back_during_work_is_unknown() {
+    let app = app().await;
+    let (key, asked, begun) = (alice("a"), request(), AtomicU32::new(0));
+    let end = match DATABASE {
+        Database::Sqlite => "INSERT OR ROLLBACK INTO counter (id, value) VALUES (1, 0)",
+        _ => "ROLLBACK",
+    };
+    let work = async |tx: &mut Tx<'_>| {
+        begun.fetch_add(1, Ordering::SeqCst);
+        let done = effect(tx).await?;
+        let _ = tx.execute(end).await;
+        add_one(tx, 2).await?;
+        Ok::<_, AppError>(done)
+    };
+    let run = async || app.payments.run(&app.books.pool, &key, &asked, work).await;
+    if DATABASE.is_mysql() {
+        let error = run().await.expect_err("nothing took effect");
+        assert!(matches!(error, AppError::Lock(Error::NotClaimed)), "{error:?}");
+        assert_eq!((app.effects().await, app.books.value(2).await), (0, 0));
+        assert_eq!(app.charge(&key).await, Outcome::New(1));
+        return;
+    }
+    for _ in 0..2 {
+        assert_eq!(run().await.expect("run"), Outcome::Unknown);
+    }
+    assert_eq!((app.effects().await, app.books.value(2).await, begun.load(Ordering::SeqCst)), (0, 1, 1));
+    let kept = app.payments.unfinished(10).await.expect("list");
+    let token = kept.first().and_then(|info| info.token).expect("a token");
+    assert!(app.resolve(&key, token, Resolution::failed()).await);
+    assert_eq!(app.charge(&key).await, Outcome::New(1));
 }
 
 /// On MySQL and MariaDB, DDL commits the statements before it, the claim included.

@@ -7,6 +7,7 @@ use super::record::State;
 use super::{RecordDialect, request};
 
 /// A request to claim a key.
+#[derive(Clone)]
 pub struct ClaimRequest {
     pub key: FullKey,
     pub fingerprint: Vec<u8>,
