@@ -7,6 +7,10 @@
 //!   [token](crate::Lease::token) along. The receiver must *first* record it as the highest one and
 //!   refuse a lower one, *then* read, then write only if the record is unchanged. A receiver that
 //!   compares tokens only when it writes loses updates.
+//! - **A late repetition of a call to a provider.** An attempt under a lease whose process has died
+//!   is continued by any request that repeats the key, at any age and after any number of attempts.
+//!   The provider recognizes the repeated call only while it keeps its own keys (Stripe: 24 hours).
+//!   Look for records that stay `started`: [an unknown outcome](super::runbook#an-unknown-outcome).
 //! - **Several names at once** are acquired in the order of their bytes. The request holds the
 //!   earlier ones idle while it waits for a later one.
 //! - **Asynchronous replicas.** After a failover to a replica that missed the last grants, the old

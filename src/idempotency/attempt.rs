@@ -83,7 +83,8 @@ impl Attempt {
     ///
     /// Every attempt with this key has the same provider key, even after a failover or a restored
     /// backup has lost the record, after a refusal has freed the key, and after the retention. So
-    /// the provider recognizes a repeated call.
+    /// the provider recognizes a repeated call, for as long as it keeps keys (Stripe: 24 hours).
+    /// A later attempt at an older request must ask the provider for the charge instead.
     ///
     /// The provider also mistakes a new request with a reused key for the old one. For clients that
     /// reuse keys, put a generation into the namespace or the step (`"charge/2026-11"`), the same
@@ -191,7 +192,8 @@ impl Attempt {
     }
 
     /// Deletes the record, because the request certainly had no effect: the key is free, and an
-    /// issued token valid again.
+    /// issued token valid again. If this attempt is not the latest any more, or the request is done,
+    /// the call changes nothing and returns `Ok`.
     ///
     /// # Errors
     ///

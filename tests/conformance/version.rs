@@ -585,7 +585,6 @@ async fn errors_of_the_database_are_told_as_such() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
 }
 
-/// SQLite takes an unknown name in quotes for a text, which no row equals.
 /// Otherwise a retry would run the transaction again for ever.
 #[tokio::test]
 async fn row_kept_unwritten_by_a_trigger_is_no_conflict() {
@@ -614,6 +613,7 @@ async fn row_kept_unwritten_by_a_trigger_is_no_conflict() {
     assert!(matches!(stale, Err(Error::Conflict { expected: Some(7), found: Some(1), .. })), "{stale:?}");
 }
 
+/// SQLite takes an unknown name in quotes for a text, which no row equals.
 #[tokio::test]
 async fn unknown_column_is_an_error_and_no_conflict() {
     let bank = bank().await;
