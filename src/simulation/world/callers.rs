@@ -176,8 +176,10 @@ impl World {
         let is_evicted = end.is_some_and(|(end, _)| *end == End::Evicted);
         let is_held_already =
             is_back || is_evicted || self.beliefs.values().any(|b| b.name == name && b.owner == owner);
+        // The answer of a store can arrive after a grant of the store that has replaced it.
+        let is_late = self.failover.has_lost(&name, grant.token);
         let newest = self.newest.entry(name.clone()).or_insert(0);
-        if mode == Mode::Exclusive && !is_held_already && grant.token.get() < *newest {
+        if mode == Mode::Exclusive && !is_held_already && !is_late && grant.token.get() < *newest {
             let newest = *newest;
             self.violate(format!("token {} of {name} is not greater than {newest}", grant.token));
         } else {

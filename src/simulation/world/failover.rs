@@ -43,7 +43,7 @@ impl Failover {
     }
 
     /// Returns whether the current store never had a lease with this token.
-    fn has_lost(&self, name: &LockName, token: FencingToken) -> bool {
+    pub(super) fn has_lost(&self, name: &LockName, token: FencingToken) -> bool {
         self.latest
             .as_ref()
             .is_some_and(|(at, known)| token.get() < at + RAISED_BY && !known.contains(&(name.clone(), token.get())))
