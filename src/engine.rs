@@ -95,8 +95,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The pause before a statement that met a locked row is repeated.
 const WHILE_LOCKED: Duration = Duration::from_millis(50);
 
-/// How often the request for an exported lease is repeated when the store does not know the lease.
-const UNKNOWN: u32 = 3;
+/// How often the request for an exported lease is repeated when the store does not know the lease,
+/// after pauses that double: for 0.75 seconds.
+const UNKNOWN: u32 = 4;
 
 /// How far a store may lag behind the store that it replaces. Acquisitions that ended earlier have
 /// ended in both.

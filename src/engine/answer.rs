@@ -226,10 +226,11 @@ impl Engine {
                     state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
                 }
                 Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()) {
-                    // An abandoned resumption may be about to restore the identity of the lease.
+                    // An abandoned resumption may be about to restore the identity of the lease, once
+                    // its row is no longer locked.
                     Some(waiter) if waiter.unknown < UNKNOWN => {
+                        waiter.ask_at = now + WHILE_LOCKED * (1 << waiter.unknown);
                         waiter.unknown += 1;
-                        waiter.ask_at = now + WHILE_LOCKED;
                     }
                     Some(waiter) => {
                         let waiter = waiter.id;
