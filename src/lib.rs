@@ -147,8 +147,9 @@
 //   quorum - one lock on several databases
 //   idempotency - requests that take effect once
 //   locks - the client handle and its builder
+//   session - session locks
 //   lease - the request, the handle, and what is made of leases: all of several names, semaphores, elections
-//   session sweeper transaction - session locks, the purge, and work in the caller's transactions
+//   sweeper transaction - the purge, and work in the caller's transactions
 //   inspect - holders and waiters
 //   client - the state that all handles of a client share
 //   transaction/row_cache idempotency/in_flight - the caches of a client

@@ -14,6 +14,7 @@ use super::message::{Grant, Message, Waiter};
 use crate::backend::{Kind, SessionHolder};
 use crate::client::Client;
 use crate::error::{Error, Result, no_answer_within};
+use crate::lease::run::while_held;
 use crate::name::LockName;
 
 /// How long a try waits for the database: long enough to give up a connection and fail to open
@@ -27,7 +28,8 @@ const ACQUIRE: &str = "acquire a session lock";
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 
 /// A request for a session lock, made with [`Locks::session`](crate::Locks::session). Nothing is
-/// sent until [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire) is awaited.
+/// sent until [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run)
+/// is awaited.
 ///
 /// ```
 /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -40,7 +42,7 @@ const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// # }
 /// ```
 #[derive(Clone)]
-#[must_use = "a request does nothing until acquire or try_acquire is awaited"]
+#[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct SessionRequest {
     client: Arc<Client>,
     name: String,
@@ -116,6 +118,37 @@ impl SessionRequest {
     /// the background.
     pub async fn try_acquire(self) -> Result<Option<SessionLock>> {
         self.send(true)?.answer_within_timeout().await
+    }
+
+    /// Acquires the lock, runs the work while it is held, and releases it. When the lock is lost, the
+    /// work is dropped at its next await point.
+    ///
+    /// ```
+    /// # async fn rebuild() {}
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// locks.session("cache/rebuild").run(async |_lock| rebuild().await).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`acquire`](Self::acquire). [`Error::SessionLost`] when the lock ended before
+    /// the work, or when the server did not confirm the release after the work: see
+    /// [`SessionLock::release`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and releases the lock in the background.
+    pub async fn run<F, T>(self, work: F) -> Result<T>
+    where
+        F: AsyncFnOnce(&SessionLock) -> T,
+    {
+        let lock = self.acquire().await?;
+        match while_held(work(&lock), || lock.is_held(), lock.lost()).await {
+            Ok(done) => lock.release().await.map(|()| done),
+            Err(cause) => Err(Error::SessionLost { name: lock.name().clone(), cause }),
+        }
     }
 
     /// Returns the sessions that hold the name now, shared and exclusive ones, for people and their

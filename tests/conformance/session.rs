@@ -498,6 +498,35 @@ async fn lock_is_lost_with_its_directory_or_connection() {
 }
 
 #[tokio::test]
+async fn run_returns_result_and_releases_session_lock() {
+    let db = empty().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let work = async |lock: &SessionLock| {
+        assert!(lock.is_held() && !is_free(&theirs, "a").await);
+        7
+    };
+    assert_eq!(ours.session("a").run(work).await.expect("ours to the end"), 7);
+    assert!(is_free(&theirs, "a").await);
+}
+
+#[tokio::test]
+async fn run_drops_work_when_session_lock_is_lost() {
+    let mut db = empty().await;
+    let _witness = Witness::of(&mut db).await;
+    let locks = db.locks().await;
+    let pool = connect(&db.url, 1).await;
+    let work = async |_: &SessionLock| {
+        match DATABASE {
+            Database::Sqlite => std::fs::remove_dir_all(place(&db)).expect("deleted"),
+            _ => end_the_connection(&pool).await,
+        }
+        std::future::pending::<()>().await;
+    };
+    let error = soon("the loss", locks.session("a").run(work)).await.expect_err("lost");
+    assert!(matches!(error, Error::SessionLost { cause: LossCause::Disconnected, .. }), "{error}");
+}
+
+#[tokio::test]
 async fn release_on_ended_connection_reports_the_loss() {
     let mut db = empty().await;
     let _witness = Witness::of(&mut db).await;
