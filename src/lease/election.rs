@@ -41,7 +41,7 @@ use crate::token::FencingToken;
 /// election.
 #[derive(Clone)]
 #[doc(alias = "leader")]
-#[must_use = "an election does nothing until campaign, leader or changes is called"]
+#[must_use = "an election does nothing until campaign, try_campaign, leader or changes is called"]
 pub struct Election {
     client: Arc<Client>,
     name: String,
@@ -78,6 +78,21 @@ impl Election {
     /// the background.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.request.clone().acquire().await.map(Leadership)
+    }
+
+    /// Elects this candidate if there is no leader and no other candidate waits. Returns `None`
+    /// otherwise.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`LeaseRequest::try_acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind: leadership that is granted later is released in
+    /// the background.
+    pub async fn try_campaign(&self) -> Result<Option<Leadership>> {
+        Ok(self.request.clone().try_acquire().await?.map(Leadership))
     }
 
     /// Returns the current leader with its label, if any.

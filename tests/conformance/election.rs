@@ -29,6 +29,17 @@ async fn resignation_elects_the_next_candidate() {
 }
 
 #[tokio::test]
+async fn try_campaign_does_not_wait() {
+    let db = fresh().await;
+    let (a, b) = (db.locks().await.election("e"), db.locks().await.election("e"));
+    let leader = a.try_campaign().await.expect("asked").expect("elected");
+    assert!(b.try_campaign().await.expect("asked").is_none());
+    leader.resign().await.expect("a led to the end");
+    let next = b.try_campaign().await.expect("asked").expect("elected");
+    assert!(next.is_held());
+}
+
+#[tokio::test]
 async fn killed_leader_is_replaced_after_its_ttl() {
     let db = fresh().await;
     let mut leader = Worker::start(&db.url);
