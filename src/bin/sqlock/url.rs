@@ -198,7 +198,8 @@ fn read_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
     let unreadable = |reason: String| Failure::configuration(format!("cannot read {}: {reason}", file.display()));
     let text = match std::fs::read_to_string(".env") {
         Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        // Container tools make a directory where a file to be mounted is missing.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => return Ok(None),
         Err(error) => return Err(unreadable(error.to_string())),
     };
     // Some editors write a byte order mark.

@@ -76,6 +76,15 @@ async fn dotenv_error_names_file_and_line() {
     assert!(ended.stderr.contains("/.env: "), "{}", ended.stderr);
 }
 
+/// A container tool makes a directory where the file to be mounted is missing.
+#[tokio::test]
+async fn dotenv_directory_is_ignored() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    fs::create_dir(directory.path().join(".env")).expect("a directory");
+    let ended = end(started_in(directory.path(), &["acquire", "job"])).await.expect(0);
+    assert!(ended.stderr.contains("no database is named"), "{}", ended.stderr);
+}
+
 #[tokio::test]
 async fn dotenv_of_a_parent_directory_is_ignored() {
     let db = empty().await;
