@@ -126,8 +126,9 @@ pub fn create_sidecar(database: &Path, sidecar: &Path) {
     // Opening the sidecar reports an error of these calls again.
     let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(sidecar);
     if let Ok(made) = made {
-        // Only root may change the owner.
-        let _ = fchown(&made, Some(about.uid()), Some(about.gid()));
+        // Only root may change the owner; a member of the group may set the group.
+        let _ = fchown(&made, None, Some(about.gid()));
+        let _ = fchown(&made, Some(about.uid()), None);
         let _ = made.set_permissions(about.permissions());
     }
 }
