@@ -48,9 +48,12 @@ pub fn is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// Shows a line on the terminal, cut to its width, replacing the last one.
+/// Shows a line on the terminal, cut to its width, replacing the last one. A background job shows
+/// none, because the terminal shows the prompt of its shell.
 pub fn show_live_line(message: &str) {
-    if is_quiet() {
+    let foreground = nix::unistd::tcgetpgrp(std::io::stderr());
+    if is_quiet() || foreground.is_ok_and(|group| group != nix::unistd::getpgrp()) {
+        clear_live_line();
         return;
     }
     let width = terminal_size::terminal_size_of(std::io::stderr()).map(|(width, _)| usize::from(width.0));
