@@ -77,7 +77,7 @@ pub fn render(state: &State, scope: &Scope, (width, height): (usize, usize), now
     lines.push(match &state.input {
         Input::Browse => line(Style::Hint, KEYS),
         Input::Prefix { .. } => line(Style::Plain, &format!("prefix: {}_", escape_line(&state.prefix))),
-        Input::Confirm(holding) => line(Style::Warning, &format_question(holding)),
+        Input::Confirm(holding) => line(Style::Warning, &format_question(holding, width)),
     });
     // The last lines matter most on a low screen.
     let hidden = lines.len().saturating_sub(height);
@@ -119,13 +119,11 @@ fn status_line(state: &State, age: Duration) -> Line {
     }
 }
 
-fn format_question(holding: &Holding) -> String {
-    format!(
-        "unlock {}, held by {} with token {}? y: yes, other keys: no",
-        quote(&holding.name),
-        escape_line(&holding.holder),
-        holding.token
-    )
+/// Formats the question whether to unlock. On a narrow screen, the name and the holder are cut.
+fn format_question(holding: &Holding, width: usize) -> String {
+    let subject = format!("unlock {}, held by {}", quote(&holding.name), escape_line(&holding.holder));
+    let question = format!(" with token {}? y: yes, other keys: no", holding.token);
+    format!("{}{question}", cut(&subject, width.saturating_sub(question.chars().count())))
 }
 
 /// Formats a holding, `age` after the list was made.
@@ -278,6 +276,8 @@ mod tests {
         state.press(KeyEvent::from(KeyCode::Char('u')));
         let lines = show(&state, (100, 6), 0);
         assert_eq!(lines[5], "unlock \"a\\u{1b}[31m\", held by host/1 with token 17? y: yes, other keys: no");
+        let narrow = show(&state, (50, 6), 0);
+        assert_eq!(narrow[5], "unlock \"a\\u… with token 17? y: yes, other keys: no");
         assert!(lines.iter().all(|line| !line.contains('\u{1b}')));
     }
 }
