@@ -34,6 +34,9 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the other databases may take after the majority.
 const LATE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
+/// An attempt that took longer has reached a majority: the library waits for 3 seconds.
+const LONGEST_OUTAGE: Duration = Duration::from_secs(6);
+
 /// The databases that vote.
 pub struct Majority {
     pub databases: Vec<Arc<Database>>,
@@ -142,25 +145,40 @@ impl Majority {
 
     /// Takes the lease on a majority, or gives up at --timeout. `None`: not obtained, and a note has
     /// said so.
+    ///
+    /// With --timeout, the wait includes outages until the time has run out. Without, it lasts
+    /// through outages shorter than the TTL, unless no majority could be reached at first.
     pub async fn acquire(&self, args: &LeaseArgs, options: LeaseOptions) -> Result<Option<QuorumLease>, Failure> {
         let name = LockName::new(args.name.as_str())?;
         let start = Instant::now();
-        inspect_majority(args, &self.databases).await?;
+        let was_reachable = inspect_majority(args, &self.databases).await?;
         let request = self.quorum.lease(name.as_str()).options(options);
         let left = || args.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
         let mut outage = Outage::default();
+        let mut outage_start = None;
         let acquired = loop {
+            let attempted = Instant::now();
             let acquired = match left() {
                 _ if args.nonblock => request.clone().try_acquire().await,
                 Some(left) => request.clone().wait(left).acquire().await.map(Some),
                 None => request.clone().acquire().await.map(Some),
             };
-            match (acquired, left()) {
-                (Err(error @ Error::Unavailable { .. }), Some(left)) if !left.is_zero() => {
-                    outage.wait_for_retry(error.into(), Some(left)).await?;
-                }
-                (acquired, _) => break acquired,
+            let failure = match acquired {
+                Err(error @ Error::Unavailable { .. }) => Failure::from(error),
+                acquired => break acquired,
+            };
+            if attempted.elapsed() > LONGEST_OUTAGE {
+                outage_start = None;
             }
+            let outage_start = *outage_start.get_or_insert_with(Instant::now);
+            let can_retry = match left() {
+                Some(left) => !left.is_zero(),
+                None => was_reachable && !args.nonblock && outage_start.elapsed() < args.ttl,
+            };
+            if failure.code != exit::UNREACHABLE || !can_retry {
+                return Err(failure);
+            }
+            outage.wait_for_retry(failure, left()).await?;
         };
         let within = match (&acquired, args.timeout) {
             (Ok(Some(_)), _) => return Ok(acquired?),
@@ -183,10 +201,10 @@ pub fn count_majority(count: usize) -> usize {
     count / 2 + 1
 }
 
-/// Asks all databases for the holder of the name, until a majority has answered. Warns about each
-/// database that cannot vote, even later. Fails if too few can vote, or if an enclosing run holds
-/// the name.
-async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Result<(), Failure> {
+/// Asks all databases for the holder of the name, until a majority has answered, and returns whether
+/// one has. Warns about each database that cannot vote, even later. Fails if too few can vote, or if
+/// an enclosing run holds the name.
+async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Result<bool, Failure> {
     let timeout_of_each =
         args.timeout.map_or(INSPECT_TIMEOUT, |at_most| at_most.clamp(MIN_INSPECT_TIMEOUT, INSPECT_TIMEOUT));
     let (count, needed) = (databases.len(), count_majority(databases.len()));
@@ -232,7 +250,7 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
             }
         }
     });
-    Ok(())
+    Ok(answered >= needed)
 }
 
 /// Describes a database that cannot vote until an operator changes it. `None`: the database is out

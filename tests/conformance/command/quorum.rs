@@ -224,6 +224,18 @@ async fn timeout_covers_the_outage_of_a_majority() {
     assert!(start.elapsed() >= WAIT, "it gave up after {:?}: {}", start.elapsed(), ended.stderr);
 }
 
+/// The second database can be read, and grants nothing.
+#[tokio::test]
+async fn wait_without_timeout_lasts_through_an_outage() {
+    let three = Three::with_one_down().await;
+    let pool = three.two.pool().await;
+    let writer = pool.begin_with("BEGIN IMMEDIATE").await.expect("the only writer");
+    let mut waiting = Running::start(bare(&three.arguments(&["job", "--", "true"])));
+    waiting.says("still waiting").await;
+    writer.rollback().await.expect("the end of the outage");
+    waiting.end().await.expect(0);
+}
+
 #[tokio::test]
 async fn nested_quorum_run_is_refused_as_deadlock() {
     let three = Three::with_one_down().await;
