@@ -335,7 +335,7 @@ impl Run {
 
     /// Waits for the watchdog that replaces another one.
     pub async fn watchdog_after(&self, first: Option<Pid>) -> Pid {
-        let is_one = |child: &Pid| name(*child) == "sqlock-watchdog" && Some(*child) != first;
+        let is_one = |child: &Pid| name(*child) == "lease-watchdog" && Some(*child) != first;
         until_some("the watchdog", || children(self.pid).into_iter().find(is_one)).await
     }
 

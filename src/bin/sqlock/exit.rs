@@ -54,7 +54,7 @@ impl Failure {
     }
 
     pub fn interrupted(signal: Signal) -> Self {
-        Self::new(from_signal(signal), format!("interrupted by {signal}"))
+        Self::new(from_signal(signal as i32), format!("interrupted by {signal}"))
     }
 
     pub fn report(self) -> ExitCode {
@@ -82,9 +82,9 @@ pub fn set_location(location: &str) {
     let _ = LOCATION.set(location.to_owned());
 }
 
-/// Returns the exit code of a shell for a command that a signal killed.
-pub fn from_signal(signal: Signal) -> u8 {
-    128_u8.saturating_add(u8::try_from(signal as i32).unwrap_or(u8::MAX))
+/// Returns the exit code of a shell for a command that the signal with this number killed.
+pub fn from_signal(signal: i32) -> u8 {
+    128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX))
 }
 
 /// Prints help or the version, or reports a usage error.

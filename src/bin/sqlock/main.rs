@@ -23,7 +23,9 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/run/watchdog/process - the process that kills the command in time
 //   command/run/watchdog - the handle of that process
 //   command/run/watchdog/alarm command/run/watchdog/message - how it waits, what it is sent
+//   command/run/reaper - starts and reaps the children
 //   command/run/process_tree - the processes that are killed
+//   command/run/process_list - all processes of the system
 //   command/run/schedule - when they are killed
 //   command/run/arguments - the options of run
 //   command/doctor - checks each database and prints the reports

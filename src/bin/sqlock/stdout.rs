@@ -13,7 +13,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
         // The reader has ended: `sqlock ls | head -1`.
-        io::ErrorKind::BrokenPipe => Failure::new(exit::from_signal(Signal::SIGPIPE), ""),
+        io::ErrorKind::BrokenPipe => Failure::new(exit::from_signal(Signal::SIGPIPE as i32), ""),
         _ => Failure::new(exit::OUTPUT, format!("cannot write to stdout: {error}")),
     })
 }

@@ -22,7 +22,7 @@ wait
 #[tokio::test]
 async fn run_ends_by_term_where_init_reaps_nothing() {
     let fixture = CommandFixture::new().await;
-    let holder = start_below_a_lazy_init(&fixture, &["--kill-after", "1", "a"]).await.up().await;
+    let holder = start_below_a_lazy_init(&fixture, &["--kill-after", "1", "a"], PARENT).await.up().await;
     holder.order("go");
     holder.stdout.shows("sqlock ended with 143").await;
     assert!(fixture.is_free("a").await);
@@ -31,11 +31,23 @@ async fn run_ends_by_term_where_init_reaps_nothing() {
 #[tokio::test]
 async fn run_ends_by_loss_where_init_reaps_nothing() {
     let fixture = CommandFixture::new().await;
-    let holder = start_below_a_lazy_init(&fixture, &["--ttl", "3", "a"]).await.up().await;
+    let holder = start_below_a_lazy_init(&fixture, &["--ttl", "3", "a"], PARENT).await.up().await;
     let token = fixture.row("a").await.token.to_string();
     run(&fixture.db, &["unlock", "a", "--token", &token]).await.expect(0);
     holder.stdout.shows("sqlock ended with 79").await;
     assert!(fixture.is_free("a").await);
+}
+
+/// `/proc` shows the processes by their PIDs in the outer namespace.
+#[tokio::test]
+async fn detached_process_dies_by_loss_where_proc_is_of_outer_namespace() {
+    let fixture = CommandFixture::new().await;
+    let script = "setsid sleep 1000 &\necho up >&3\nwait";
+    let mut holder = start_below_a_lazy_init(&fixture, &["--ttl", "3", "a"], script).await.up().await;
+    let token = fixture.row("a").await.token.to_string();
+    run(&fixture.db, &["unlock", "a", "--token", &token]).await.expect(0);
+    holder.stdout.shows("sqlock ended with 79").await;
+    holder.report.gone().await;
 }
 
 /// The parent of the zombie is alive, has left the process group, cannot be found by its
@@ -70,9 +82,9 @@ impl Drop for Stray {
     }
 }
 
-/// `sqlock run ARGUMENTS -- sh -c PARENT` in a PID namespace whose first process reaps no children,
+/// `sqlock run ARGUMENTS -- sh -c SCRIPT` in a PID namespace whose first process reaps no children,
 /// as in many containers. It prints the exit status of sqlock on stdout.
-async fn start_below_a_lazy_init(fixture: &CommandFixture, arguments: &[&str]) -> Run {
+async fn start_below_a_lazy_init(fixture: &CommandFixture, arguments: &[&str], script: &str) -> Run {
     let sqlock = fixture.sqlock(&[]);
     let mut command = Command::new("unshare");
     command
@@ -89,7 +101,7 @@ async fn start_below_a_lazy_init(fixture: &CommandFixture, arguments: &[&str]) -
             None => command.env_remove(name),
         };
     }
-    fixture.start_as(command, PARENT)
+    fixture.start_as(command, script)
 }
 
 /// The options by which `unshare` makes a PID namespace here: root needs none, others need a user

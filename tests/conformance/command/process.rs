@@ -243,9 +243,10 @@ async fn fatal_signal_gives_exit_code_128_plus_number() {
         holder.signal(signal);
         holder.end().await.expect(128 + signal as i32);
     }
-    for signal in [Signal::SIGKILL, Signal::SIGSEGV] {
-        let script = format!("kill -{} $$; sleep 1000", signal as i32);
-        run(&fixture.db, &["run", "a", "--", "sh", "-c", &script]).await.expect(128 + signal as i32);
+    const REAL_TIME: i32 = 35;
+    for signal in [Signal::SIGKILL as i32, Signal::SIGSEGV as i32, REAL_TIME] {
+        let script = format!("kill -{signal} $$; sleep 1000");
+        run(&fixture.db, &["run", "a", "--", "sh", "-c", &script]).await.expect(128 + signal);
     }
     assert!(fixture.is_free("a").await);
 }
@@ -422,6 +423,37 @@ async fn candidate_told_to_end_does_not_acquire_again() {
     let token = held(&locks, "a").await.expect("held").token;
     assert!(locks.evict("a", token).await.expect("evicted"));
     candidate.end().await.expect(79);
+}
+
+#[tokio::test]
+async fn candidate_told_to_end_during_release_does_not_acquire_again() {
+    let mut fixture = CommandFixture::wired().await;
+    let mut candidate =
+        fixture.start(&["--elect", "--ttl", "6", "--kill-after", "2", "a"], "echo up >&3; exec sleep 1000").up().await;
+    fixture.cut().await;
+    // The command ends before its lease, whose release is not answered.
+    candidate.report.gone().await;
+    candidate.signal(Signal::SIGTERM);
+    let ended = candidate.end().await;
+    assert!([79, 143].contains(&ended.code()), "{}: {}", ended.code(), ended.stderr);
+}
+
+/// Each command leaves a process that the loss of its lease does not kill, and that sqlock adopts.
+#[tokio::test]
+async fn candidate_reports_end_of_command_beside_orphans_of_earlier_ones() {
+    let db = empty().await;
+    let orphan = "env -i setsid sleep 60 </dev/null >/dev/null 2>&1 &";
+    let script = format!("{orphan} trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done");
+    let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "a", "--", "sh", "-c", &script]));
+    let locks = beside(&db).await;
+    for _ in 0..4 {
+        candidate.prints("up").await;
+        let token = held(&locks, "a").await.expect("held").token;
+        assert!(locks.evict("a", token).await.expect("evicted"));
+    }
+    candidate.prints("up").await;
+    candidate.signal(rustix::process::Signal::QUIT);
+    candidate.end().await.expect(7);
 }
 
 #[tokio::test]
@@ -857,6 +889,31 @@ async fn terminal_shows_wait_in_place_and_narrow_table() {
     holder.end().await.expect(0);
     terminal.screen.shows("\"a\" obtained after").await;
     assert!(terminal.end().await.success());
+}
+
+#[tokio::test]
+async fn terminal_modes_are_restored_after_killed_command() {
+    let fixture = CommandFixture::new().await;
+    let mut shell = Shell::start(&fixture, "", "stty -echo </dev/tty; kill -9 $$");
+    shell.ends_with(137).await;
+    shell.terminal.keys("stty -a | grep -q -w -e -echo || echo ec\"\"hoes\n");
+    shell.terminal.screen.shows("echoes").await;
+}
+
+/// The shell that could continue the job has ended: a command that reads from the terminal ends.
+#[tokio::test]
+async fn terminal_reader_without_a_shell_is_hung_up() {
+    let fixture = CommandFixture::new().await;
+    let start = fixture.fifo("start");
+    let environment = [("DATABASE_URL", fixture.db.url.as_str()), ("SQLOCK", program()), ("TERM", "dumb")];
+    let terminal = Terminal::start("bash", &["--norc", "--noprofile", "--noediting", "-i"], &environment);
+    let job = format!("read go <'{}'; \"$SQLOCK\" run a -- cat </dev/tty; echo \"ended with $?\"", start.display());
+    terminal.keys(&format!("sh -c '({}) &'\n", job.replace('\'', "'\\''")));
+    terminal.keys("echo an\"\"swer\n");
+    terminal.screen.shows("answer").await;
+    tokio::task::spawn_blocking(move || std::fs::write(start, "go\n")).await.expect("no panic").expect("a reader");
+    terminal.screen.shows("ended with 129").await;
+    assert!(fixture.is_free("a").await);
 }
 
 const CTRL_C: &str = "\x03";

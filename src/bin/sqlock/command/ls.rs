@@ -71,7 +71,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         };
         let again = tokio::select! {
             again = again => again,
-            signal = signals.next_termination() => return Ok(exit::from_signal(signal)),
+            signal = signals.next_termination() => return Ok(exit::from_signal(signal as i32)),
         };
         match again {
             Ok(now) => list = now,

@@ -7,8 +7,10 @@
 
 pub mod arguments;
 mod child;
+mod process_list;
 mod process_tree;
 mod quorum;
+mod reaper;
 mod schedule;
 mod supervise;
 mod terminal;
@@ -22,17 +24,19 @@ use crate::lease::HeldLease;
 use crate::signals::Signals;
 use crate::stderr;
 use arguments::Arguments;
+use reaper::Reaper;
 use supervise::{Completion, supervise};
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::listen()?;
+    let mut reaper = Reaper::start()?;
     if args.quorum {
-        return quorum::run(global, &args, &mut signals).await;
+        return quorum::run(global, &args, &mut signals, &mut reaper).await;
     }
     let db = Database::open(global).await?;
     let mut outages = OutageLimit::Ttl;
     let outcome = loop {
-        match hold_lease(&args, &db, &mut signals, outages).await {
+        match hold_lease(&args, &db, &mut signals, &mut reaper, outages).await {
             Ok(Completion { stopped: Some(reason), is_interrupted: false, .. }) if args.elect => {
                 stderr::print_warning(&format!("{reason}; acquiring again"));
                 outages = OutageLimit::Unlimited;
@@ -49,11 +53,12 @@ async fn hold_lease(
     args: &Arguments,
     db: &Database,
     signals: &mut Signals,
+    reaper: &mut Reaper,
     outages: OutageLimit,
 ) -> Result<Completion, Failure> {
     let request = args.lease.request(db)?.options(args.options());
     match args.lease.acquire(db, request, signals, outages).await? {
-        Some(lease) => supervise(args, HeldLease::Single(Box::new(lease)), signals).await,
+        Some(lease) => supervise(args, HeldLease::Single(Box::new(lease)), signals, reaper).await,
         None => Ok(Completion::not_obtained(args)),
     }
 }

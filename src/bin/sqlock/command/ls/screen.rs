@@ -80,7 +80,7 @@ pub async fn watch(source: &Source, signals: &mut Signals, prefix: &str, list: &
                 listing = Some(Box::pin(read(source, state.prefix.clone())));
             }
             _ = ticks.tick() => {}
-            signal = signals.next_termination() => return Ok(exit::from_signal(signal)),
+            signal = signals.next_termination() => return Ok(exit::from_signal(signal as i32)),
         }
     }
 }

@@ -15,11 +15,12 @@ use crate::parse::parse_signal;
 ///
 /// Waits for the lease, runs the command, and frees the name when the command and its process group
 /// have ended: also the processes that it has left in the background, unless --no-wait is given.
-/// stdin and stdout belong to the command; sqlock writes to stderr. Signals sent to sqlock are
-/// forwarded. The command has SQLOCK_NAME, SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its
-/// environment, and PGAPPNAME (sqlock:NAME) unless it is set. A sqlock run of the same name inside
-/// the command enters at once. (A run that would wait for its enclosing run is a usage error, 64: an
-/// exclusive run inside one with --shared or --permits, and --permits inside an exclusive run.
+/// stdin and stdout belong to the command; sqlock writes to stderr. It forwards the signals HUP,
+/// INT, QUIT, TERM, USR1, USR2, ALRM, WINCH, TSTP and CONT. The command has SQLOCK_NAME,
+/// SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment, and PGAPPNAME (sqlock:NAME)
+/// unless it is set. A sqlock run of the same name inside the command enters at once. (A run that
+/// would wait for its enclosing run is a usage error, 64: an exclusive run inside one with --shared
+/// or --permits, --permits inside an exclusive run, and any run inside one with --quorum.
 /// --permits inside of --permits takes one more permit, and may wait.) When a signal has ended the
 /// command, its process group has --kill-after to end as well; the name is free only then.
 ///
@@ -29,11 +30,11 @@ use crate::parse::parse_signal;
 /// server, let the command bound its statements (statement_timeout, max_execution_time,
 /// max_statement_time).
 ///
-/// The lease is renewed while the command runs. If that fails, --signal is sent to the command and
-/// all its children --kill-after before the lease ends, and KILL before it ends: nobody else can
-/// hold the name while any of them lives. If sqlock itself is killed, they die with it. (sqlock
-/// cannot kill a process that changes its user, nor one that has left the process group and cleared
-/// its environment.) After "sqlock unlock" the command is killed at the next renewal.
+/// The lease is renewed while the command runs. If that fails, --signal is sent to the process group
+/// of the command --kill-after before the lease ends, and KILL to all its children before it ends:
+/// nobody else can hold the name while any of them lives. If sqlock itself is killed, they die with
+/// it. (sqlock cannot kill a process that changes its user, nor one that has left the process group
+/// and cleared its environment.) After "sqlock unlock" the command is killed at the next renewal.
 #[derive(Args)]
 #[command(
     after_help = "Exit code: the command's own, 128+N if signal N killed it; 75 not obtained; 79 lease lost, the \
@@ -46,7 +47,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub skip_ok: bool,
     /// How long before the end of a lease that cannot be renewed the command gets --signal. More
-    /// than a third of the TTL is shortened to that.
+    /// than a third of the TTL is shortened to that. KILL comes a tenth of the TTL before the end,
+    /// at most 1s; with a shorter --kill-after there is only KILL.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub kill_after: Duration,
     /// The signal that asks the command to stop.

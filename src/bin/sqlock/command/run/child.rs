@@ -4,16 +4,14 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::thread;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use sqlock::Owner;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::process_tree::ProcessTree;
+use super::reaper::{Change, Reaper};
 use super::schedule::{KillSchedule, KillTerms};
 use super::watchdog::{Registration, Watchdog};
 use crate::describe;
@@ -26,16 +24,20 @@ use crate::stderr::quote;
 pub struct Child {
     pid: Pid,
     process_tree: ProcessTree,
-    changes: UnboundedReceiver<WaitStatus>,
 }
 
 /// A change of the state of a process.
 pub enum ChildEvent {
     Exited(u8),
-    Killed(Signal),
-    Stopped(Signal),
+    /// By the signal with this number.
+    Killed(i32),
+    /// By the signal with this number.
+    Stopped(i32),
     /// Another child has exited: the watchdog, or an orphan of the command.
     OtherExited(Pid),
+    OtherStopped,
+    /// Children can no longer be reaped.
+    ReaperEnded,
 }
 
 impl Child {
@@ -43,6 +45,7 @@ impl Child {
     pub fn start(
         words: &[OsString],
         lease: &HeldLease,
+        reaper: &Reaper,
         watchdog: &Watchdog,
         terms: &KillTerms,
     ) -> Result<Self, Failure> {
@@ -70,10 +73,8 @@ impl Child {
         let schedule = KillSchedule::for_lease(lease, terms);
         let registration = watchdog.registration(&marker, schedule).map_err(|e| Failure::system(e.to_string()))?;
         prepare_exec(&mut command, registration, schedule);
-        // Nothing waits for std's child: one thread reaps all children, and a PID must not be
-        // reaped twice.
-        let pid = match command.spawn() {
-            Ok(child) => Pid::from_raw(child.id().cast_signed()),
+        let pid = match reaper.spawn(&mut command) {
+            Ok(pid) => pid,
             Err(_) if schedule.is_kill_due() => {
                 let name = quote(lease.name().as_str());
                 return Err(Failure::new(
@@ -83,14 +84,7 @@ impl Child {
             }
             Err(error) => return Err(start_failure(program, &error)),
         };
-        let (sender, changes) = unbounded_channel();
-        let process_tree = ProcessTree { group: pid, marker };
-        let reaper = thread::Builder::new().name("reaper".into()).spawn(move || reap_children(&sender));
-        if let Err(error) = reaper {
-            process_tree.kill();
-            return Err(Failure::system(format!("cannot start a thread: {error}")));
-        }
-        Ok(Self { pid, process_tree, changes })
+        Ok(Self { pid, process_tree: ProcessTree { group: pid, marker } })
     }
 
     /// Returns the process group of the command.
@@ -103,20 +97,15 @@ impl Child {
         &self.process_tree
     }
 
-    /// Waits for the next event. Dropping the future loses no event.
-    pub async fn next_event(&mut self) -> ChildEvent {
-        loop {
-            let Some(status) = self.changes.recv().await else {
-                // The reaper has ended: the exit code is not known.
-                return ChildEvent::Exited(exit::SYSTEM);
-            };
-            match status {
-                WaitStatus::Exited(pid, code) if pid == self.pid => return ChildEvent::Exited(code as u8),
-                WaitStatus::Signaled(pid, signal, _) if pid == self.pid => return ChildEvent::Killed(signal),
-                WaitStatus::Stopped(pid, signal) if pid == self.pid => return ChildEvent::Stopped(signal),
-                WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) => return ChildEvent::OtherExited(pid),
-                _ => {}
-            }
+    /// Returns what a change of a child means for the command. `None`: the reaper has ended.
+    pub fn event(&self, change: Option<Change>) -> ChildEvent {
+        let Some((pid, status)) = change else { return ChildEvent::ReaperEnded };
+        match (status.exit_status(), status.terminating_signal(), status.stopping_signal()) {
+            (Some(code), ..) if pid == self.pid => ChildEvent::Exited(code as u8),
+            (_, Some(signal), _) if pid == self.pid => ChildEvent::Killed(signal),
+            (.., Some(signal)) if pid == self.pid => ChildEvent::Stopped(signal),
+            (.., Some(_)) => ChildEvent::OtherStopped,
+            _ => ChildEvent::OtherExited(pid),
         }
     }
 
@@ -137,8 +126,8 @@ impl Child {
     }
 }
 
-/// Makes this process the parent of the command's orphans, so that `reap_children` reaps them. The
-/// init of a container may not reap them.
+/// Makes this process the parent of the command's orphans, so that the reaper reaps them. The init
+/// of a container may not reap them.
 pub fn adopt_orphans() {
     // Available since Linux 3.4. On other systems init is their parent.
     #[cfg(target_os = "linux")]
@@ -177,20 +166,5 @@ fn start_failure(program: &OsString, error: &io::Error) -> Failure {
         // The system has no process or no memory left.
         ErrorKind::WouldBlock | ErrorKind::OutOfMemory => Failure::system(format!("cannot start {name}: {error}")),
         _ => Failure::new(exit::NOT_EXECUTABLE, format!("cannot execute {name}: {error}")),
-    }
-}
-
-/// Reaps all children, including orphans of the command, and reports their wait statuses.
-fn reap_children(changes: &UnboundedSender<WaitStatus>) {
-    loop {
-        match waitpid(None, Some(WaitPidFlag::WUNTRACED)) {
-            Ok(status) => {
-                if changes.send(status).is_err() {
-                    return;
-                }
-            }
-            Err(Errno::EINTR) => {}
-            Err(_) => return,
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! `sqlock run --quorum`: runs the command under a lease on a majority of independent databases.
 
 use super::arguments::Arguments;
+use super::reaper::Reaper;
 use super::supervise::{Completion, supervise};
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
@@ -8,14 +9,16 @@ use crate::lease::HeldLease;
 use crate::majority::Majority;
 use crate::signals::Signals;
 
-pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals) -> Outcome {
+pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals, reaper: &mut Reaper) -> Outcome {
     let majority = Majority::open(global).await?;
     let outcome = tokio::select! {
         outcome = majority.acquire(&args.lease, args.options()) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {
-        Ok(Some(lease)) => supervise(args, HeldLease::Quorum(lease), signals).await.and_then(Completion::outcome),
+        Ok(Some(lease)) => {
+            supervise(args, HeldLease::Quorum(lease), signals, reaper).await.and_then(Completion::outcome)
+        }
         Ok(None) => Ok(args.exit_code_on_conflict()),
         Err(failure) => Err(failure),
     };

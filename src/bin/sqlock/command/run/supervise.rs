@@ -7,6 +7,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::arguments::Arguments;
 use super::child::{self, Child, ChildEvent};
+use super::process_list::is_own_group_orphaned;
+use super::reaper::Reaper;
 use super::schedule::{KillSchedule, KillTerms};
 use super::terminal::Terminal;
 use super::watchdog::{Intervention, Watchdog};
@@ -18,8 +20,13 @@ use crate::stderr::{self, quote};
 use nix::sys::signal::Signal;
 
 /// Runs the command under the lease and releases the lease.
-pub async fn supervise(args: &Arguments, lease: HeldLease, signals: &mut Signals) -> Result<Completion, Failure> {
-    let ended = match start(args, &lease, signals) {
+pub async fn supervise(
+    args: &Arguments,
+    lease: HeldLease,
+    signals: &mut Signals,
+    reaper: &mut Reaper,
+) -> Result<Completion, Failure> {
+    let mut ended = match start(args, &lease, signals, reaper) {
         Ok(supervisor) => supervisor.run_to_end(&lease, signals).await,
         Err(failure) if failure.code == exit::LOST => Ok(Completion::stopped(failure.message)),
         Err(failure) => Err(failure),
@@ -27,8 +34,13 @@ pub async fn supervise(args: &Arguments, lease: HeldLease, signals: &mut Signals
     let name = quote(lease.name().as_str());
     let released = tokio::select! {
         released = lease.release() => released,
-        // A second signal ends the release: the name is free after the TTL.
-        _ = signals.next_termination() => Ok(()),
+        // A signal ends the release: the name is free after the TTL.
+        _ = signals.next_termination() => {
+            if let Ok(completion) = &mut ended {
+                completion.is_interrupted = true;
+            }
+            Ok(())
+        }
     };
     match (ended, released) {
         (Ok(Completion { stopped: None, .. }), Err(error)) if error.is_lost() => {
@@ -45,8 +57,14 @@ pub async fn supervise(args: &Arguments, lease: HeldLease, signals: &mut Signals
 }
 
 /// Starts the watchdog and the command.
-fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<Supervisor, Failure> {
+fn start<'a>(
+    args: &Arguments,
+    lease: &HeldLease,
+    signals: &mut Signals,
+    reaper: &'a mut Reaper,
+) -> Result<Supervisor<'a>, Failure> {
     signals.listen_to_forwarded()?;
+    reaper.forget_changes();
     let ttl = args.lease.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
     let terms = KillTerms::new(ttl, args.kill_after, args.signal);
     // --max-hold counts from the request for the lease, as the lease itself does.
@@ -54,11 +72,11 @@ fn start(args: &Arguments, lease: &HeldLease, signals: &mut Signals) -> Result<S
     let max_hold_end = args.max_hold.map(|at_most| Instant::now() + at_most.saturating_sub(elapsed));
     let terminal = Terminal::open();
     child::adopt_orphans();
-    let watchdog = Watchdog::start()?;
-    match Child::start(&args.command, lease, &watchdog, &terms) {
+    let watchdog = Watchdog::start(reaper)?;
+    match Child::start(&args.command, lease, reaper, &watchdog, &terms) {
         Ok(child) => {
             let (no_wait, ends_on_request, period) = (args.no_wait, args.release_on_request, ttl / 30);
-            Ok(Supervisor { no_wait, ends_on_request, terms, max_hold_end, terminal, watchdog, child, period })
+            Ok(Supervisor { no_wait, ends_on_request, terms, max_hold_end, terminal, reaper, watchdog, child, period })
         }
         Err(failure) => {
             watchdog.stop();
@@ -113,7 +131,7 @@ impl Ended {
 }
 
 /// A running command, its lease and its watchdog.
-struct Supervisor {
+struct Supervisor<'a> {
     /// Whether to release the lease when the command has ended, whatever its group does.
     no_wait: bool,
     /// Whether to end the command when the release is requested.
@@ -122,6 +140,7 @@ struct Supervisor {
     /// The end of `--max-hold`.
     max_hold_end: Option<Instant>,
     terminal: Terminal,
+    reaper: &'a mut Reaper,
     watchdog: Watchdog,
     child: Child,
     /// How often the watchdog receives the deadline: often enough that it never acts on the
@@ -158,7 +177,7 @@ impl Completion {
     }
 }
 
-impl Supervisor {
+impl Supervisor<'_> {
     async fn run_to_end(mut self, lease: &HeldLease, signals: &mut Signals) -> Result<Completion, Failure> {
         let mut tick = interval(self.period.clamp(Duration::from_millis(10), Duration::from_secs(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -166,26 +185,39 @@ impl Supervisor {
         let mut is_warned = false;
         // Set when the command has ended. Its children may still work under the lease.
         let mut ended: Option<Ended> = None;
+        let mut failure: Option<Failure> = None;
         let mut is_reaping = true;
         let (mut is_terminating, mut is_interrupted) = (false, false);
         let mut is_requested = false;
         let code = loop {
             tokio::select! {
-                event = self.child.next_event(), if is_reaping => match event {
-                    // The command ends only once: this event means that no child is left to reap.
-                    ChildEvent::Exited(_) | ChildEvent::Killed(_) if ended.is_some() => is_reaping = false,
+                change = self.reaper.next_change(), if is_reaping => match self.child.event(change) {
                     ChildEvent::Exited(code) if self.no_wait && !is_terminating => break code,
                     ChildEvent::Exited(code) => ended = Some(self.wait_for_group(code, is_terminating)),
                     ChildEvent::Killed(signal) => {
+                        if self.terminal.reclaim(self.child.group()) {
+                            self.terminal.restore_modes();
+                        }
                         ended = Some(self.wait_for_group(exit::from_signal(signal), true));
                     }
                     ChildEvent::Stopped(signal) => self.follow_stop(signal, lease),
-                    ChildEvent::OtherExited(pid) if pid == self.watchdog.pid() => self.restart_watchdog(lease)?,
+                    ChildEvent::OtherExited(pid) if pid == self.watchdog.pid() => {
+                        if let Err(error) = self.restart_watchdog(lease) {
+                            // The lease is released when the killed command is dead.
+                            (is_terminating, failure) = (true, Some(error));
+                        }
+                    }
                     // An orphan of the command ended, which may have been the last of the group.
                     ChildEvent::OtherExited(_) => {
                         if let Some(ended) = &mut ended {
                             ended.look_soon();
                         }
+                    }
+                    ChildEvent::OtherStopped => {}
+                    // The exit code of the command will not be known.
+                    ChildEvent::ReaperEnded => {
+                        is_reaping = false;
+                        ended.get_or_insert_with(|| self.wait_for_group(exit::SYSTEM, is_terminating));
                     }
                 },
                 () = sleep_until(next_look(&ended)), if ended.is_some() => {
@@ -246,6 +278,9 @@ impl Supervisor {
             // The command may have obeyed the signal while its children did not.
             self.child.kill();
         }
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
         let name = quote(lease.name().as_str());
         Ok(Completion {
             code,
@@ -280,7 +315,7 @@ impl Supervisor {
 
     /// Replaces a watchdog that has died. Kills the command if there is no new one.
     fn restart_watchdog(&mut self, lease: &HeldLease) -> Result<(), Failure> {
-        match Watchdog::start() {
+        match Watchdog::start(self.reaper) {
             Ok(watchdog) => self.watchdog = watchdog,
             Err(failure) => {
                 self.child.kill();
@@ -310,7 +345,8 @@ impl Supervisor {
 
     /// Handles a stop of the command. Stops sqlock too if a terminal stopped the command, as a
     /// shell expects of its job. Continues the command only if the lease is still held afterwards.
-    fn follow_stop(&self, signal: Signal, lease: &HeldLease) {
+    fn follow_stop(&self, signal: i32, lease: &HeldLease) {
+        let Ok(signal) = Signal::try_from(signal) else { return };
         match signal {
             // The command reads from or configures the terminal, which needs the foreground.
             Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_foreground() => {
@@ -318,7 +354,13 @@ impl Supervisor {
             }
             Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_available() => {
                 let had_it = self.terminal.reclaim(self.child.group());
-                signals::suspend();
+                if signal != Signal::SIGTSTP && is_own_group_orphaned() {
+                    // No shell can give the terminal to this job. The kernel sends SIGHUP to a
+                    // stopped job whose shell ends.
+                    self.child.signal(Signal::SIGHUP);
+                } else {
+                    signals::suspend();
+                }
                 if had_it && lease.is_held() && self.terminal.is_foreground() {
                     self.terminal.set_foreground(self.child.group());
                 }

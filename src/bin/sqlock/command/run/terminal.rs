@@ -8,18 +8,25 @@
 use std::fs::{File, OpenOptions};
 
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// The controlling terminal, if there is one.
-pub struct Terminal(Option<File>);
+pub struct Terminal {
+    file: Option<File>,
+    /// The modes before the command: echo, line by line, …
+    modes: Option<Termios>,
+}
 
 impl Terminal {
     pub fn open() -> Self {
-        Self(OpenOptions::new().read(true).write(true).open("/dev/tty").ok())
+        let file = OpenOptions::new().read(true).write(true).open("/dev/tty").ok();
+        let modes = file.as_ref().and_then(|file| tcgetattr(file).ok());
+        Self { file, modes }
     }
 
     pub fn is_available(&self) -> bool {
-        self.0.is_some()
+        self.file.is_some()
     }
 
     /// Returns whether sqlock's process group is in the foreground.
@@ -29,7 +36,7 @@ impl Terminal {
 
     /// Puts a group into the foreground.
     pub fn set_foreground(&self, group: Pid) {
-        let Some(terminal) = &self.0 else {
+        let Some(terminal) = &self.file else {
             return;
         };
         // The kernel sends SIGTTOU to a background process that does this.
@@ -49,7 +56,15 @@ impl Terminal {
         had_it
     }
 
+    /// Sets the modes that the terminal had before the command, as a shell does after a job that a
+    /// signal has killed: an editor or a password prompt could not restore them.
+    pub fn restore_modes(&self) {
+        if let (Some(terminal), Some(modes)) = (&self.file, &self.modes) {
+            let _ = tcsetattr(terminal, SetArg::TCSANOW, modes);
+        }
+    }
+
     fn foreground_group(&self) -> Option<Pid> {
-        tcgetpgrp(self.0.as_ref()?).ok()
+        tcgetpgrp(self.file.as_ref()?).ok()
     }
 }

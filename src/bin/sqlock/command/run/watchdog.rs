@@ -23,9 +23,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 
 use super::process_tree::ProcessTree;
+use super::reaper::Reaper;
 use super::schedule::KillSchedule;
 use crate::exit::Failure;
-use message::{ARGUMENT, Instructions, KILLED, SIGNALED};
+use message::{ARGUMENT, Instructions, KILLED, PROCESS_NAME, SIGNALED};
 
 /// A handle of the watchdog's process.
 pub struct Watchdog {
@@ -41,18 +42,20 @@ pub enum Intervention {
 }
 
 impl Watchdog {
-    pub fn start() -> Result<Self, Failure> {
-        Self::spawn().map_err(|error| Failure::system(format!("cannot start the watchdog: {error}")))
+    pub fn start(reaper: &Reaper) -> Result<Self, Failure> {
+        Self::spawn(reaper).map_err(|error| Failure::system(format!("cannot start the watchdog: {error}")))
     }
 
-    fn spawn() -> io::Result<Self> {
+    fn spawn(reaper: &Reaper) -> io::Result<Self> {
         let (socket, watchdog_socket) = UnixStream::pair()?;
         // A write to a watchdog that was stopped must not block.
         socket.set_nonblocking(true)?;
         // On Linux this path works even after an update has replaced the program.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
-        let watchdog = Command::new(program)
-            .arg0(format!("sqlock-watchdog of {}", getpid()))
+        let mut command = Command::new(program);
+        command
+            // No "sqlock" in the names: a "pkill sqlock" must not end both.
+            .arg0(format!("{PROCESS_NAME} of {}", getpid()))
             .arg(ARGUMENT)
             // The environment has no marker of an enclosing run, which would kill the watchdog
             // before the command.
@@ -61,9 +64,8 @@ impl Watchdog {
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(watchdog_socket)))
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        Ok(Self { pid: Pid::from_raw(watchdog.id().cast_signed()), socket })
+            .stderr(Stdio::null());
+        Ok(Self { pid: reaper.spawn(&mut command)?, socket })
     }
 
     pub fn pid(&self) -> Pid {

@@ -8,6 +8,9 @@ use crate::command::run::schedule::KillSchedule;
 /// The first argument that makes this program a watchdog.
 pub const ARGUMENT: &str = "__watchdog";
 
+/// The name of the process in `ps`, at most 15 bytes.
+pub const PROCESS_NAME: &str = "lease-watchdog";
+
 /// The report of the watchdog that it has sent the signal.
 pub const SIGNALED: u8 = b'T';
 

@@ -1,5 +1,6 @@
 //! The watchdog's side: waits for the clock and for instructions.
 
+use std::ffi::CString;
 use std::io;
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, killpg};
 
 use super::alarm::Alarm;
-use super::message::{ARGUMENT, Instructions, KILLED, SIGNALED};
+use super::message::{ARGUMENT, Instructions, KILLED, PROCESS_NAME, SIGNALED};
 
 /// Runs the watchdog if this process was started as one.
 pub fn run_if_requested() -> Option<ExitCode> {
@@ -18,9 +19,8 @@ pub fn run_if_requested() -> Option<ExitCode> {
     // Only KILL and STOP reach the watchdog.
     let _ = SigSet::all().thread_block();
     let _ = fcntl(io::stdin(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
-    // The name differs from sqlock's, so that one `pkill` does not hit both.
     #[cfg(target_os = "linux")]
-    let _ = nix::sys::prctl::set_name(c"sqlock-watchdog");
+    let _ = CString::new(PROCESS_NAME).map(|name| nix::sys::prctl::set_name(&name));
     WatchdogProcess::default().run();
     Some(ExitCode::SUCCESS)
 }
