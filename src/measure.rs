@@ -37,15 +37,21 @@ pub(crate) fn describe() {
         metrics::describe_histogram!("sqlock_heartbeat_seconds", metrics::Unit::Seconds, "Round trips of heartbeats.");
         metrics::describe_counter!("sqlock_heartbeat_late_total", "Heartbeats without an answer for a second.");
         metrics::describe_counter!("sqlock_statements_total", "Requests to the database, by what they do.");
-        metrics::describe_histogram!("sqlock_batch_size", "Leases in one request to the database.");
+        metrics::describe_histogram!("sqlock_batch_size", "Operations in one request to the database.");
         metrics::describe_counter!("sqlock_idempotency_total", "Requests with an idempotency key, by outcome.");
         metrics::describe_gauge!(
             "sqlock_idempotency_oldest_unknown_seconds",
             metrics::Unit::Seconds,
             "Age of the oldest request with a key that has not ended or whose outcome is unknown, as of the last sweep."
         );
+        metrics::counter!("sqlock_heartbeat_late_total").increment(0);
+        metrics::counter!("sqlock_idempotency_total", "outcome" => "unknown").increment(0);
     }
 }
+
+/// The causes of losses that need a person. Their counts begin at 0: the increase of a count that
+/// appears with its first loss does not show that loss.
+const ALARMING: [LossCause; 2] = [LossCause::Expired, LossCause::Superseded];
 
 /// Maps the names of a client's locks to values of a label.
 pub(crate) type NameLabel = dyn Fn(&str) -> &'static str + Send + Sync;
@@ -73,6 +79,7 @@ impl Meter {
             let labels = self.labels(name, [("kind", kind), ("outcome", "acquired")]);
             metrics::counter!("sqlock_acquire_total", labels).increment(1);
             metrics::histogram!("sqlock_wait_seconds", self.labels(name, [("kind", kind)])).record(waited);
+            ALARMING.into_iter().for_each(|cause| self.losses(name, cause).increment(0));
         }
     }
 
@@ -93,7 +100,12 @@ impl Meter {
     }
 
     pub(crate) fn lost(&self, name: &LockName, cause: LossCause) {
-        record! { metrics::counter!("sqlock_lost_total", self.labels(name, [("cause", cause.as_str())])).increment(1); }
+        record! { self.losses(name, cause).increment(1); }
+    }
+
+    #[cfg(feature = "metrics")]
+    fn losses(&self, name: &LockName, cause: LossCause) -> metrics::Counter {
+        metrics::counter!("sqlock_lost_total", self.labels(name, [("cause", cause.as_str())]))
     }
 
     /// Returns the labels of a metric, with the label of the name if the application has one.

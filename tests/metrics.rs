@@ -104,6 +104,24 @@ impl Recorder for Figures {
     }
 }
 
+/// The rate of a count that appears with its first loss does not show that loss.
+#[tokio::test(start_paused = true)]
+async fn counts_of_losses_begin_at_zero() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let lease = Memory::new().locks().lease("a").acquire().await.expect("acquire");
+    let keys = figures.keys();
+    for key in [
+        "sqlock_lost_total{cause=expired}",
+        "sqlock_lost_total{cause=superseded}",
+        "sqlock_heartbeat_late_total{}",
+        "sqlock_idempotency_total{outcome=unknown}",
+    ] {
+        assert!(keys.iter().any(|known| known == key) && figures.value(key) == 0.0, "{key}: {keys:?}");
+    }
+    lease.release().await.expect("held to the end");
+}
+
 #[tokio::test(start_paused = true)]
 async fn metrics_count_what_happens_and_name_no_lock() {
     let figures = Figures::default();

@@ -95,9 +95,9 @@
 //! | `sqlock_heartbeat_seconds` | histogram of round trips | |
 //! | `sqlock_heartbeat_late_total` | counter | |
 //! | `sqlock_statements_total` | counter of requests to the database | `verb`: what they do |
-//! | `sqlock_batch_size` | histogram of leases in one request | |
+//! | `sqlock_batch_size` | histogram of operations in one request | |
 //! | `sqlock_idempotency_total` | counter of requests with a key | `outcome`: `new`, `replay`, `in_progress`, `mismatch`, `expired`, `unknown` |
-//! | `sqlock_idempotency_oldest_unknown_seconds` | gauge: the age of the oldest request with a key that has not ended, or whose outcome is unknown, of all namespaces; 0 if there is none | |
+//! | `sqlock_idempotency_oldest_unknown_seconds` | gauge: the age of the oldest request with a key that has not ended, or whose outcome is unknown, of all namespaces, as of the last sweep; 0 if there is none. A process that sweeps several databases has the value of the latest sweep | |
 //!
 //! The last metric is read at the end of each sweep of a [`Sweeper`] of this client, every 5
 //! minutes by default, with one read of an index: take the maximum of all processes that sweep. The
