@@ -315,6 +315,14 @@ impl Engine {
             }
             decision => {
                 let remaining = if let Decision::Wait(remaining) = decision { remaining } else { None };
+                if matches!(decision, Decision::Wait(_)) {
+                    let has_entry = |waiter: &Waiter| queue.waiting().any(|entry| entry.id == waiter.claim.id);
+                    for waiter in state.waiters.iter_mut().filter(|waiter| has_entry(waiter)) {
+                        if waiter.report_wait() {
+                            self.actions.push(Action::Waits { waiter: waiter.id });
+                        }
+                    }
+                }
                 state.overtaken = 0;
                 if let Some(holding) = given_up.and_then(|id| state.holding(id)).filter(|holding| !holding.is_held()) {
                     holding.release_by_transition(false);
