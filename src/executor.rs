@@ -107,6 +107,8 @@ struct QueueState {
     idle: usize,
     /// The number of workers with a connection.
     open: usize,
+    /// The number of workers with a task.
+    busy: usize,
     is_closed: bool,
     /// Tasks submitted after the close, while another task is being dropped.
     refused: Option<VecDeque<Box<dyn Pending>>>,
@@ -204,9 +206,13 @@ impl Executor {
         self.backend.can_notify()
     }
 
-    /// Returns why the database is unavailable, unless a request was answered since.
+    /// Returns why the database is unavailable, unless a request was answered since, or a heartbeat
+    /// while no request waits for its answer.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.work.state().failure.as_ref().map(|failure| failure.reason.clone())
+        let beaten_at = self.heartbeats.state().answered_at;
+        let work = self.work.state();
+        let is_current = |failure: &&FailureReport| work.has_tasks() || beaten_at.is_none_or(|at| at < failure.at);
+        work.failure.as_ref().filter(is_current).map(|failure| failure.reason.clone())
     }
 
     /// Returns why a connection for work could not be opened or was lost, unless work was answered
@@ -274,6 +280,11 @@ impl<T> Answer<T> {
 impl QueueState {
     fn has_ready(&self) -> bool {
         !(self.urgent.is_empty() && self.ready.is_empty())
+    }
+
+    /// Returns whether a task waits for a worker or for its answer.
+    fn has_tasks(&self) -> bool {
+        self.busy > 0 || self.has_ready() || !self.delayed.is_empty()
     }
 
     fn next_ready(&mut self) -> Option<Box<dyn Pending>> {
@@ -387,6 +398,12 @@ impl Queue {
         Idle(self)
     }
 
+    /// Counts a worker as busy until the result is dropped.
+    fn busy(&self) -> Busy<'_> {
+        self.state().busy += 1;
+        Busy(self)
+    }
+
     /// Counts a worker as connected until the result is dropped.
     fn open(self: &Arc<Self>) -> Open {
         self.state().open += 1;
@@ -437,6 +454,8 @@ impl Queue {
                     return Some(task);
                 }
                 if state.is_closed && !state.has_ready() && state.delayed.is_empty() {
+                    // A worker without a connection may have left the last task to this one.
+                    self.spare.notify_waiters();
                     return None;
                 }
                 state.idle += usize::from(has_connection);
@@ -456,6 +475,15 @@ struct Open(Arc<Queue>);
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.state().open -= 1;
+    }
+}
+
+/// Counts a worker that has a task.
+struct Busy<'q>(&'q Queue);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.state().busy -= 1;
     }
 }
 

@@ -223,7 +223,9 @@ impl Worker {
     }
 
     pub(super) async fn run(mut self) {
+        let queue = Arc::clone(&self.queue);
         while let Some(task) = self.next().await {
+            let _busy = queue.busy();
             let most = if self.connection.is_some() { self.backend.max_batch_len() } else { 1 };
             match self.queue.gather(task, most) {
                 Gathered::One(task) => self.run_one(task).await,
