@@ -13,7 +13,7 @@ use crate::backend::records::{Record, RecordCommand, Selection};
 use crate::backoff::jittered;
 use crate::client::Client;
 use crate::clock::CENTURY;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::measure;
 use crate::operation::Sweep;
 
@@ -115,6 +115,7 @@ impl Sweeper {
                 match sweep(&client, retention, batch).await {
                     Ok(0) => tracing::debug!("swept, and nothing was purged"),
                     Ok(purged) => tracing::info!(purged, "swept"),
+                    Err(Error::Closed) => return,
                     Err(error) => tracing::warn!(error = %error.report(), "a sweep failed; the next one may succeed"),
                 }
             }
