@@ -244,19 +244,28 @@ impl Coordinator {
     /// Ends every request and every wait for the end of a lease, because the runtime of the tasks
     /// has ended and nothing can be sent. Leases end with their TTL.
     fn abandon(&self) {
+        let now = self.now();
         let mut state = self.state();
         (state.phase, state.is_abandoned) = (Phase::Closed, true);
+        let waiters = std::mem::take(&mut state.waiters);
+        let mut outbox = Outbox::default();
+        for waiting in waiters.values() {
+            let event = waiting.refused(now, events::RefusalReason::Closed);
+            self.record_request(&state, &mut outbox, waiting.mode.as_str(), event);
+        }
         let ended = (
-            std::mem::take(&mut state.waiters),
+            waiters,
             std::mem::take(&mut state.releases),
             std::mem::take(&mut state.amendments),
             std::mem::take(&mut state.closed),
         );
         drop(state);
         self.drained.notify_waiters();
+        outbox.reports.iter().for_each(|report| report.write(&self.meter));
         // Dropping the reply channels ends the waits for answers.
         drop(ended);
         self.executor.abandon();
+        self.publisher.close();
     }
 
     pub(crate) fn executor(&self) -> &Executor {
@@ -321,13 +330,16 @@ impl Coordinator {
                 let round_trip = self.now().since(sent_at);
                 measured = Some(round_trip);
                 state.last_beat = Some(AnsweredBeat { sent_at, round_trip });
+                state.heartbeat_failure = None;
                 let before = std::mem::replace(&mut state.heartbeat, HeartbeatReport::Fine);
                 (before != HeartbeatReport::Fine).then_some(events::Event::HeartbeatRestored)
             }
             Err(Error::Closed) => None,
             Err(error) => {
                 state.heartbeat = HeartbeatReport::Failed;
-                Some(events::Event::HeartbeatFailed { reason: error.report().to_string() })
+                let reason = error.report().to_string();
+                let before = state.heartbeat_failure.replace(reason.clone());
+                (before.as_ref() != Some(&reason)).then_some(events::Event::HeartbeatFailed { reason })
             }
         };
         drop(state);

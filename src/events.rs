@@ -112,7 +112,7 @@ pub enum Event {
         unanswered_for: Duration,
     },
     /// A heartbeat failed: after some seconds of attempts, or at once if the database refused it. The
-    /// next one follows after a tenth of a second.
+    /// next one follows after a tenth of a second; if it fails for the same reason, no event comes.
     HeartbeatFailed {
         /// The error.
         reason: String,

@@ -42,6 +42,8 @@ pub(super) struct State {
     /// The last answered heartbeat.
     pub(super) last_beat: Option<AnsweredBeat>,
     pub(super) heartbeat: HeartbeatReport,
+    /// Why heartbeats have failed since the last answered one, as last reported.
+    pub(super) heartbeat_failure: Option<String>,
     pub(super) is_started: bool,
 }
 
@@ -151,6 +153,7 @@ impl State {
             answered_at: now,
             last_beat: None,
             heartbeat: HeartbeatReport::Fine,
+            heartbeat_failure: None,
             is_started: false,
         }
     }
