@@ -29,7 +29,7 @@ impl Coordinator {
     }
 
     /// Publishes an event about a request of this kind while the lock is held.
-    fn record_request(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
+    pub(super) fn record_request(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
         let is_eviction = state.is_eviction(&event);
         outbox.reports.push(Report { event, kind, is_eviction });
