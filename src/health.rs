@@ -46,7 +46,7 @@ pub struct Health {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Heartbeat {
-    /// The client holds no lease and waits for none, so it sends no heartbeats.
+    /// The client renews no lease and has no place in a queue, so it sends no heartbeats.
     Idle,
     /// The latest heartbeat was answered, or has been in flight for less than a second.
     Answered,
