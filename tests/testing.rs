@@ -87,6 +87,36 @@ async fn stranger_refuses_tries_and_lets_waiters_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn name_of_ended_holders_is_refused() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let permit = locks.semaphore("permits", 2).acquire().await.expect("acquire");
+    permit.release().await.expect("held to the end");
+    let kept = locks.lease("kept").hold_at_least(TTL).acquire().await.expect("acquire");
+    kept.release().await.expect("held to the end");
+    let _expired = locks.lease("expired").ttl(TTL).renew(false).acquire().await.expect("acquire");
+    assert!(!memory.refuse("kept").expect("a name") && !memory.refuse("expired").expect("a name"));
+    sleep(TTL * 2).await;
+    for name in ["permits", "kept", "expired"] {
+        assert!(memory.refuse(name).expect("a name"), "{name}");
+        assert!(locks.lease(name).try_acquire().await.expect("try").is_none(), "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_for_a_permit_is_an_event() {
+    let memory = Memory::new();
+    let (here, there) = (memory.locks(), memory.locks());
+    let permit = here.semaphore("a", 1).acquire().await.expect("acquire");
+    let mut events = there.events();
+    let pool = there.semaphore("a", 1);
+    let waiter = tokio::spawn(async move { pool.acquire().await });
+    is_waiting(&mut events).await;
+    permit.release().await.expect("held to the end");
+    let _next = waiter.await.expect("no panic").expect("acquire");
+}
+
+#[tokio::test(start_paused = true)]
 async fn name_taken_after_eviction_is_not_refused() {
     let memory = Memory::new();
     let locks = memory.locks();
@@ -171,6 +201,38 @@ async fn expired_holder_learns_before_the_next_grant() {
     let other = here.lease("b").ttl(TTL).acquire().await.expect("acquire");
     tokio::time::sleep(TTL * 2).await;
     other.release().await.expect("held to the end");
+}
+
+/// A hand-over grants a short lease, which is extended at once to its TTL.
+#[tokio::test(start_paused = true)]
+async fn lease_that_was_just_handed_over_expires() {
+    let memory = Memory::new();
+    let (here, there) = (memory.locks(), memory.locks());
+    let first = here.lease("a").acquire().await.expect("acquire");
+    let waiter = tokio::spawn(there.lease("a").acquire());
+    sleep(Duration::from_secs(1)).await;
+    first.release().await.expect("held to the end");
+    let lease = waiter.await.expect("no panic").expect("acquire");
+    assert_eq!(memory.expire("a").expect("a name"), 1);
+    assert!(lease.extend(Duration::from_secs(60)).await.is_err());
+    assert_eq!(lease.lost().await, LossCause::Expired);
+}
+
+#[tokio::test(start_paused = true)]
+async fn expiries_of_one_client_last_as_long_as_the_longest() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let long = locks.lease("long").ttl(TTL * 4).acquire().await.expect("acquire");
+    let short = locks.lease("short").ttl(TTL).acquire().await.expect("acquire");
+    let _permits = [
+        locks.semaphore("permits", 2).acquire().await.expect("acquire"),
+        locks.semaphore("permits", 2).acquire().await.expect("acquire"),
+    ];
+    for name in ["long", "short", "permits"] {
+        assert_eq!(memory.expire(name).expect("a name"), 1, "{name}");
+    }
+    assert_eq!(short.lost().await, LossCause::Expired);
+    assert_eq!(long.lost().await, LossCause::Expired);
 }
 
 #[tokio::test(start_paused = true)]

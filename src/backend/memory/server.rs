@@ -1,17 +1,20 @@
 //! A server over the model: a clock, and faults on demand.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Entry, Memory, TransactionId};
+use super::{Entry, Lease, Memory, TransactionId};
 use crate::backend::{Note, micros};
 use crate::clock::CENTURY;
+use crate::engine::policy::{Decision, decide};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Claim, ClientId, EntryState, Holder, HolderChange, LeaseId, Mode, Request, Response};
+use crate::protocol::{
+    Amended, Claim, ClientId, EntryState, Extension, Holder, HolderChange, LeaseId, Mode, Request, Response,
+};
 use crate::token::FencingToken;
 
 /// The clock when the server starts: microseconds since the Unix epoch.
@@ -43,6 +46,8 @@ pub(super) struct State {
     pub(super) delay: Duration,
     /// The moments until which the heartbeats of clients are not answered.
     pub(super) cut_off: HashMap<ClientId, Instant>,
+    /// The moments until which holdings are not extended, by name and token.
+    expiring: HashMap<(LockName, i64), Instant>,
 }
 
 impl MemoryServer {
@@ -58,6 +63,7 @@ impl MemoryServer {
             failing: 0,
             delay: Duration::ZERO,
             cut_off: HashMap::new(),
+            expiring: HashMap::new(),
         };
         Arc::new(Self { started_at: Instant::now(), state: Mutex::new(state) })
     }
@@ -75,11 +81,12 @@ impl MemoryServer {
     /// Makes another owner hold a name. Returns `false` if a client holds the name or waits for it.
     pub(crate) fn refuse(&self, name: &LockName) -> bool {
         let (random, now) = (Owner::random(), self.now());
+        let client = ClientId::from_u128(uuid::Uuid::new_v4().as_u128());
         let claim = Claim {
             name: name.clone(),
             id: LeaseId::from_u128(uuid::Uuid::new_v4().as_u128()),
             owner: random,
-            client: ClientId::from_u128(uuid::Uuid::new_v4().as_u128()),
+            client,
             is_kept: false,
             mode: Mode::Exclusive,
             ttl: CENTURY,
@@ -87,13 +94,27 @@ impl MemoryServer {
             label: "".into(),
         };
         let mut state = self.state();
-        match state.execute(now, &Request::Acquire(claim)) {
-            Some(Response::Acquired(Ok(token))) => {
+        let mut granted = match state.execute(now, &Request::Acquire(claim.clone())) {
+            Some(Response::Acquired(granted)) => granted.ok(),
+            _ => None,
+        };
+        // The holder may be dead, and the waiters, too.
+        if granted.is_none()
+            && let Some(Response::Read(Some(queue))) =
+                state.execute(now, &Request::Read { name: name.clone(), limit: u32::MAX })
+            && let Decision::Apply(transition) = decide(name, &queue, client, None, Some(&claim))
+            && matches!(transition.change, HolderChange::Claim(_))
+            && let Some(Response::Transitioned(Some(grants))) = state.execute(now, &Request::Transition(transition))
+        {
+            granted = grants.first().map(|grant| grant.token);
+        }
+        match granted {
+            Some(token) => {
                 state.refused.insert(name.clone(), token);
                 true
             }
             // The stranger may have been evicted.
-            _ => state.refused.get(name).is_some_and(|token| state.model.tokens(name).contains(token)),
+            None => state.refused.get(name).is_some_and(|token| state.model.tokens(name).contains(token)),
         }
     }
 
@@ -108,7 +129,7 @@ impl MemoryServer {
     /// Evicts every holder of a name, and returns their number.
     pub(crate) fn evict(&self, name: &LockName) -> usize {
         let (now, mut state) = (self.now(), self.state());
-        let tokens = state.model.tokens(name);
+        let tokens: BTreeSet<FencingToken> = state.model.tokens(name).into_iter().collect();
         for token in &tokens {
             state.execute(now, &Request::Evict { name: name.clone(), token: *token });
         }
@@ -116,15 +137,18 @@ impl MemoryServer {
     }
 
     /// Leaves the heartbeats of the clients that hold a name unanswered until their leases have
-    /// expired. Returns the number of these clients.
+    /// expired, and extends none of these leases. Returns the number of these clients.
     pub(crate) fn expire(&self, name: &LockName) -> usize {
         let (now, mut state) = (self.now(), self.state());
-        let clients = state.model.renewing_clients(name);
-        for (client, until) in &clients {
+        let holdings = state.model.renewed(name);
+        for (client, token, until) in &holdings {
             let left = u64::try_from(until - now).unwrap_or(0);
-            state.cut_off.insert(*client, Instant::now() + Duration::from_micros(left + 1));
+            let until = Instant::now() + Duration::from_micros(left + 1);
+            let cut_off = state.cut_off.entry(*client).or_insert(until);
+            *cut_off = until.max(*cut_off);
+            state.expiring.insert((name.clone(), *token), until);
         }
-        clients.len()
+        holdings.into_iter().map(|(client, ..)| client).collect::<HashSet<_>>().len()
     }
 
     pub(crate) fn delay(&self, delay: Duration) {
@@ -147,11 +171,20 @@ impl MemoryServer {
 }
 
 impl State {
+    /// Returns whether a request would extend a holding that is to expire.
+    fn is_expiring(&self, request: &Request) -> bool {
+        let Request::Extend(Extension { name, token, .. }) = request else { return false };
+        self.expiring.get(&(name.clone(), token.get())).is_some_and(|until| Instant::now() < *until)
+    }
+
     /// Executes a request in one transaction. `None`: a row is locked, which no transaction does
     /// here.
     pub(super) fn execute(&mut self, now: i64, request: &Request) -> Option<Response> {
         for claim in claims(request) {
             self.texts.insert(claim.id, (Arc::clone(&claim.holder), Arc::clone(&claim.label)));
+        }
+        if self.is_expiring(request) {
+            return Some(Response::Extended(Amended::Locked));
         }
         self.transactions += 1;
         let prepared = self.model.prepare(self.transactions, now, request).ok()?;
@@ -178,13 +211,16 @@ impl Memory {
         alone.into_iter().chain(shared).filter_map(FencingToken::new).collect()
     }
 
-    /// Returns the clients whose heartbeats renew holdings of a name, with the expiry of each
-    /// holding.
-    fn renewing_clients(&self, name: &LockName) -> Vec<(ClientId, i64)> {
+    /// Returns the holdings of a name that heartbeats renew: the client, the token and the expiry of
+    /// each.
+    fn renewed(&self, name: &LockName) -> Vec<(ClientId, i64, i64)> {
         let row = self.leases.get(name).filter(|row| matches!(row.holder, Holder::Lease(_)));
-        let alone = row.and_then(|row| Some((row.client?, self.valid_until(row.expires_at, row.client, row.ttl))));
-        let shared = self.entries_named(name).filter(|(_, entry)| entry.state != EntryState::Waiting);
-        let shared = shared.filter_map(|(_, entry)| Some((entry.client?, self.entry_until(entry))));
+        let until = |row: &Lease| self.valid_until(row.expires_at, row.client, row.ttl);
+        let alone = row.and_then(|row| Some((row.client?, row.token, until(row))));
+        let shared = self.entries_named(name).filter_map(|(_, entry)| match entry.state {
+            EntryState::Holding(token) => Some((entry.client?, token, self.entry_until(entry))),
+            EntryState::Waiting => None,
+        });
         alone.into_iter().chain(shared).collect()
     }
 }
