@@ -25,7 +25,6 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/run/watchdog/alarm command/run/watchdog/message - how it waits, what it is sent
 //   command/run/reaper - starts and reaps the children
 //   command/run/process_tree - the processes that are killed
-//   command/run/process_list - all processes of the system
 //   command/run/schedule - when they are killed
 //   command/run/arguments - the options of run
 //   command/doctor - checks each database and prints the reports
@@ -46,16 +45,16 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
 //   command/idem/describe - records as text and JSON
 //   holding - ends a holding
-//   holders - the holders on several databases, counted
 //   majority - leases on a majority of databases
 //   acquisition - takes a lease
-//   describe lease - leases as text and JSON, and in one type
+//   describe holders lease - leases as text and JSON, on several databases, and in one type
 //   database - the client of a database
 //   pool - the pool of a URL
 //   migrations - the SQL of the tables
 //   url - where the database is
 //   sqlite_file - the file that leases are kept in
 //   signals - the signals that arrive
+//   process_list - all processes of the system
 //   stdout - what is printed
 //   exit - exit codes and failures
 //   duration environment global parse stderr - values that know nothing of leases
@@ -91,6 +90,7 @@ mod majority;
 mod migrations;
 mod parse;
 mod pool;
+mod process_list;
 mod signals;
 mod sqlite_file;
 mod stderr;

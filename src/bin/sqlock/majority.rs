@@ -1,22 +1,25 @@
 //! Leases on a majority of independent databases: takes them, prolongs them, ends them.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlock::inspect::LeaseInfo;
 use sqlock::lease::LeaseOptions;
-use sqlock::quorum::{Quorum, QuorumLease};
+use sqlock::quorum::{Quorum, QuorumLease, QuorumRequest};
 use sqlock::{Error, FencingToken, LockName, Locks, Owner};
 use tokio::task::JoinSet;
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::acquisition::{LeaseArgs, Outage};
 use crate::database::Database;
+use crate::describe;
 use crate::duration;
 use crate::environment;
 use crate::exit::{self, Failure};
 use crate::global::Global;
+use crate::holders;
 use crate::stderr::{self, quote};
 
 /// The result of inspecting a database: its description, and the holder.
@@ -153,10 +156,33 @@ impl Majority {
         let start = Instant::now();
         let was_reachable = inspect_majority(args, &self.databases).await?;
         let request = self.quorum.lease(name.as_str()).options(options);
+        let acquired = tokio::select! {
+            acquired = self.wait_for_lease(args, request, start, was_reachable) => acquired?,
+            never = self.report_holders(&name), if !args.nonblock => match never {},
+        };
+        let within = match (&acquired, args.timeout) {
+            (Ok(Some(_)), _) => return Ok(acquired?),
+            (Ok(None), _) => String::new(),
+            (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
+            _ => return Ok(acquired?),
+        };
+        let name = quote(name.as_str());
+        stderr::print_note(&format!("{name} not obtained{within}: another process held or requested it"));
+        Ok(None)
+    }
+
+    /// Acquires until the lease is granted or refused, or an outage has lasted for too long.
+    async fn wait_for_lease(
+        &self,
+        args: &LeaseArgs,
+        request: QuorumRequest,
+        start: Instant,
+        mut was_reachable: bool,
+    ) -> Result<sqlock::Result<Option<QuorumLease>>, Failure> {
         let left = || args.timeout.map(|at_most| at_most.saturating_sub(start.elapsed()));
         let mut outage = Outage::default();
         let mut outage_start = None;
-        let acquired = loop {
+        loop {
             let attempted = Instant::now();
             let acquired = match left() {
                 _ if args.nonblock => request.clone().try_acquire().await,
@@ -165,10 +191,10 @@ impl Majority {
             };
             let failure = match acquired {
                 Err(error @ Error::Unavailable { .. }) => Failure::from(error),
-                acquired => break acquired,
+                acquired => return Ok(acquired),
             };
             if attempted.elapsed() > LONGEST_OUTAGE {
-                outage_start = None;
+                (was_reachable, outage_start) = (true, None);
             }
             let outage_start = *outage_start.get_or_insert_with(Instant::now);
             let can_retry = match left() {
@@ -179,15 +205,26 @@ impl Majority {
                 return Err(failure);
             }
             outage.wait_for_retry(failure, left()).await?;
-        };
-        let within = match (&acquired, args.timeout) {
-            (Ok(Some(_)), _) => return Ok(acquired?),
-            (Ok(None), _) => String::new(),
-            (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
-            _ => return Ok(acquired?),
-        };
-        stderr::print_note(&format!("{} not obtained{within}: another process requested it", quote(name.as_str())));
-        Ok(None)
+        }
+    }
+
+    /// Prints the holders of a name after half a second, and once a minute.
+    async fn report_holders(&self, name: &LockName) -> Infallible {
+        sleep(Duration::from_millis(500)).await;
+        loop {
+            let lists = self.list_holders(|locks| {
+                let name = name.clone();
+                async move { locks.holders(name.as_str()).await }
+            });
+            let lists = lists.await.unwrap_or_default();
+            let holders = holders::merge(lists.into_iter().flatten().flatten());
+            let holder = holders.first().filter(|holder| holder.votes() >= self.needed());
+            let held = holder.map(|holder| holder.decisive(self.needed()).clone());
+            let state = describe::describe_holders(held.as_slice());
+            let state = state.unwrap_or_else(|| "which no process holds on a majority".into());
+            stderr::print_note(&format!("waiting for {}, {state}", quote(name.as_str())));
+            sleep(Duration::from_secs(60)).await;
+        }
     }
 }
 

@@ -120,8 +120,9 @@ async fn choose_lease_file(
     check_link(&sidecar)?;
     // Leases in the sidecar count until they end, because the application may have created its
     // tables after they were acquired.
-    let shared = !global.sidecar && has_tables(&options, &file).await? && !has_leases(&sidecar).await;
-    if global.same_file || shared {
+    let is_same_file =
+        global.same_file || (!global.sidecar && has_tables(&options, &file).await? && !has_leases(&sidecar).await);
+    if is_same_file {
         return Ok(options.filename(&file).create_if_missing(create));
     }
     if announce && !global.sidecar {

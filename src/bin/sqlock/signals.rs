@@ -3,10 +3,11 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-use nix::sys::signal::{Signal, raise};
+use nix::sys::signal::{Signal, kill, raise};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::Failure;
+use crate::process_list;
 
 /// The signals that end a wait, and that sqlock forwards to the command.
 const TERMINATION: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
@@ -88,9 +89,13 @@ impl Signals {
     }
 }
 
-/// Stops this process, as a terminal would. SIGTTIN replaces SIGSTOP, because the kernel ignores
-/// SIGTTIN if no shell could continue the process. The stop takes effect before `raise` returns.
+/// Stops the group of this process, as a terminal would: a shell waits until all processes of its job
+/// are stopped. SIGTTIN replaces SIGSTOP, because the kernel ignores SIGTTIN if no shell could
+/// continue the group. The stop of this process takes effect before `raise` returns.
 pub fn suspend() {
+    for pid in process_list::own_group() {
+        let _ = kill(pid, Signal::SIGTTIN);
+    }
     let _ = raise(Signal::SIGTTIN);
 }
 

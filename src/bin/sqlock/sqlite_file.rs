@@ -83,9 +83,7 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     let looked = match look(options.clone()).await {
         // Another process excludes readers, which is possible without WAL. In that case all
         // committed tables are in the file itself.
-        Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "5") => {
-            look(options.read_only(true).immutable(true)).await
-        }
+        Err(sqlx::Error::Database(error)) if is_busy(&*error) => look(options.read_only(true).immutable(true)).await,
         looked => looked,
     };
     looked.map_err(|error: sqlx::Error| {
@@ -99,6 +97,13 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
             ),
         )
     })
+}
+
+/// Returns whether another process excludes this one, by SQLITE_BUSY or an extended code of it.
+#[cfg(feature = "sqlite")]
+fn is_busy(error: &dyn sqlx::error::DatabaseError) -> bool {
+    const BUSY: u32 = 5;
+    error.code().and_then(|code| code.parse::<u32>().ok()).is_some_and(|code| code & 0xff == BUSY)
 }
 
 /// Returns whether a name is held in a sidecar. A sidecar that cannot be read has none.

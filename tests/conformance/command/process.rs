@@ -426,6 +426,22 @@ async fn candidate_told_to_end_does_not_acquire_again() {
 }
 
 #[tokio::test]
+async fn candidate_that_survives_a_hangup_acquires_again() {
+    let db = empty().await;
+    let script = "trap 'echo reloaded' HUP; echo up; while :; do sleep 0.05; done";
+    let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "a", "--", "sh", "-c", script]));
+    candidate.prints("up").await;
+    candidate.signal(rustix::process::Signal::HUP);
+    candidate.prints("reloaded").await;
+    let locks = beside(&db).await;
+    let token = held(&locks, "a").await.expect("held").token;
+    assert!(locks.evict("a", token).await.expect("evicted"));
+    candidate.prints("up").await;
+    candidate.signal(rustix::process::Signal::TERM);
+    candidate.end().await.expect(143);
+}
+
+#[tokio::test]
 async fn candidate_told_to_end_during_release_does_not_acquire_again() {
     let mut fixture = CommandFixture::wired().await;
     let mut candidate =
@@ -445,13 +461,13 @@ async fn candidate_reports_end_of_command_beside_orphans_of_earlier_ones() {
     let orphan = "env -i setsid sleep 60 </dev/null >/dev/null 2>&1 &";
     let script = format!("{orphan} trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done");
     let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "a", "--", "sh", "-c", &script]));
+    candidate.prints("up").await;
     let locks = beside(&db).await;
     for _ in 0..4 {
-        candidate.prints("up").await;
         let token = held(&locks, "a").await.expect("held").token;
         assert!(locks.evict("a", token).await.expect("evicted"));
+        candidate.prints("up").await;
     }
-    candidate.prints("up").await;
     candidate.signal(rustix::process::Signal::QUIT);
     candidate.end().await.expect(7);
 }
@@ -471,20 +487,12 @@ async fn stopped_command_continues_when_sqlock_gets_sigcont() {
 
 // ---- the end of a lease
 
-/// How much earlier than in the row a lease of 6 s counts as ended, with an allowance for a busy
-/// machine.
-const SLACK: i64 = 1_000_000;
-
-/// How far the latest heartbeat can be from the one before it.
-const HEARTBEAT: i64 = 1_000_000;
-
-/// Cuts off the holder of "a", and returns the end of its lease before and after the cut, because
-/// the answer to a renewal in flight may have been lost.
-async fn cut_off(fixture: &mut CommandFixture) -> [i64; 2] {
-    let before = fixture.row("a").await.expires_at;
+/// Cuts off the holder of "a", and returns the end of its lease in the database.
+async fn cut_off(fixture: &mut CommandFixture) -> i64 {
     fixture.cut().await;
+    // A renewal may be in flight.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    [before, fixture.row("a").await.expires_at]
+    fixture.row("a").await.expires_at
 }
 
 #[tokio::test]
@@ -495,19 +503,17 @@ async fn command_gets_requested_signal_and_notice_before_deadline() {
     let options = ["--ttl", "6", "--signal", "INT", "--kill-after", "800ms", "a"];
     let mut holder = fixture.start(&options, script).up().await;
     fixture.renewed("a").await;
-    let ends = cut_off(&mut fixture).await;
+    let end = cut_off(&mut fixture).await;
     let (_, lines) = holder.report.gone().await;
     let [reported] = &lines[..] else { panic!("{lines:?}") };
-    let left = ends.map(|end| end - reported.parse::<i64>().expect("a time"));
-    // The reply to the last heartbeat may have been cut off as well.
-    let latest = 800_000 + HEARTBEAT + SLACK;
-    assert!(left.iter().any(|left| (0..=latest).contains(left)), "{left:?} µs before the end");
+    let late = reported.parse::<i64>().expect("a time") - end;
+    assert!(late <= 0, "{late} µs late");
     let ended = holder.end().await.expect(79);
     assert!(ended.stderr.contains("could not be renewed"), "{}", ended.stderr);
 }
 
 #[tokio::test]
-async fn notice_is_capped_at_third_of_ttl() {
+async fn notice_longer_than_ttl_waits_for_a_failed_renewal() {
     let script = "trap 'date +%s%6N >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.02; done";
     let mut fixture = CommandFixture::wired().await;
     let mut holder = fixture.start(&["--ttl", "6", "--kill-after", "10m", "a"], script).up().await;
@@ -516,11 +522,11 @@ async fn notice_is_capped_at_third_of_ttl() {
         fixture.renewed("a").await;
     }
     assert_eq!(holder.report.so_far(), [""; 0]);
-    let ends = cut_off(&mut fixture).await;
+    let end = cut_off(&mut fixture).await;
     let (_, lines) = holder.report.gone().await;
     let [reported] = &lines[..] else { panic!("{lines:?}") };
-    let left = ends.map(|end| end - reported.parse::<i64>().expect("a time"));
-    assert!(left.iter().any(|left| (0..=2_000_000 + SLACK).contains(left)), "{left:?} µs before the end");
+    let late = reported.parse::<i64>().expect("a time") - end;
+    assert!(late <= 0, "{late} µs late");
     holder.end().await.expect(79);
 }
 
@@ -769,6 +775,17 @@ async fn command_reads_terminal_and_gets_ctrl_c_once() {
     // The shell has the terminal again.
     shell.terminal.keys("echo an\"\"swer\n");
     shell.terminal.screen.shows("answer").await;
+}
+
+#[tokio::test]
+async fn command_of_nested_run_reads_terminal() {
+    let fixture = CommandFixture::new().await;
+    let script = "\"$SQLOCK\" run b -- sh -c 'read line; echo \"got $line\" >&3'\necho \"ended with $?\" >&3";
+    let mut shell = Shell::start(&fixture, "", script);
+    shell.terminal.keys("something\n");
+    assert_eq!(shell.report.line().await, "got something");
+    assert_eq!(shell.report.line().await, "ended with 0");
+    shell.ends_with(0).await;
 }
 
 #[tokio::test]

@@ -224,10 +224,12 @@ async fn timeout_covers_the_outage_of_a_majority() {
     assert!(start.elapsed() >= WAIT, "it gave up after {:?}: {}", start.elapsed(), ended.stderr);
 }
 
-/// The second database can be read, and grants nothing.
+/// A SQLite file that another process writes can be read, and grants nothing.
 #[tokio::test]
 async fn wait_without_timeout_lasts_through_an_outage() {
     let three = Three::with_one_down().await;
+    // The first command sets the mode of the file that lets readers pass a writer.
+    end(bare(&three.arguments(&["job", "--", "true"]))).await.expect(0);
     let pool = three.two.pool().await;
     let writer = pool.begin_with("BEGIN IMMEDIATE").await.expect("the only writer");
     let mut waiting = Running::start(bare(&three.arguments(&["job", "--", "true"])));

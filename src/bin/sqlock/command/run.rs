@@ -7,7 +7,6 @@
 
 pub mod arguments;
 mod child;
-mod process_list;
 mod process_tree;
 mod quorum;
 mod reaper;

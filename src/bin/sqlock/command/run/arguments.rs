@@ -67,7 +67,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "quorum")]
     pub release_on_request: bool,
     /// Acquire again when the lease was lost: of all processes that run this, at most one leads at
-    /// a time. After the first lease, wait through outages of any length.
+    /// a time. After the first lease, wait through outages of any length, unless --nonblock or
+    /// --timeout, which bound each acquisition, say otherwise.
     #[arg(long, conflicts_with_all = ["shared", "permits"])]
     pub elect: bool,
     /// Hold the name on a majority of the databases that --database-url or DATABASE_URL names,

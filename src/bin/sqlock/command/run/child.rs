@@ -18,6 +18,7 @@ use crate::describe;
 use crate::environment::{OUTER_OWNERS_VARIABLE, OWNER_VARIABLE, enclosing_owners};
 use crate::exit::{self, Failure};
 use crate::lease::HeldLease;
+use crate::process_list;
 use crate::stderr::quote;
 
 /// The command while it runs.
@@ -118,6 +119,12 @@ impl Child {
     /// never reap them.
     pub fn has_group(&self) -> bool {
         killpg(self.pid, None) != Err(Errno::ESRCH) && !self.process_tree.is_defunct()
+    }
+
+    /// Returns whether the command is stopped: its continuation is not reported. `true` if this is
+    /// unknown.
+    pub fn is_stopped(&self) -> bool {
+        process_list::is_stopped(self.pid)
     }
 
     /// Kills the command and all processes that it has started.

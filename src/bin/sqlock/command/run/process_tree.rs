@@ -6,8 +6,8 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Pid, getpgid};
 use sqlock::Owner;
 
-use super::process_list;
 use super::schedule::{nanos, now};
+use crate::process_list;
 
 /// The process group of the command, and the processes that have left it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::arguments::Arguments;
 use super::child::{self, Child, ChildEvent};
-use super::process_list::is_own_group_orphaned;
 use super::reaper::Reaper;
 use super::schedule::{KillSchedule, KillTerms};
 use super::terminal::Terminal;
@@ -15,6 +14,7 @@ use super::watchdog::{Intervention, Watchdog};
 use crate::duration;
 use crate::exit::{self, Failure, Outcome};
 use crate::lease::HeldLease;
+use crate::process_list;
 use crate::signals::{self, Signals};
 use crate::stderr::{self, quote};
 use nix::sys::signal::Signal;
@@ -74,10 +74,18 @@ fn start<'a>(
     child::adopt_orphans();
     let watchdog = Watchdog::start(reaper)?;
     match Child::start(&args.command, lease, reaper, &watchdog, &terms) {
-        Ok(child) => {
-            let (no_wait, ends_on_request, period) = (args.no_wait, args.release_on_request, ttl / 30);
-            Ok(Supervisor { no_wait, ends_on_request, terms, max_hold_end, terminal, reaper, watchdog, child, period })
-        }
+        Ok(child) => Ok(Supervisor {
+            no_wait: args.no_wait,
+            ends_on_request: args.release_on_request,
+            terms,
+            max_hold_end,
+            terminal,
+            is_hung_up: false,
+            reaper,
+            watchdog,
+            child,
+            period: ttl / 30,
+        }),
         Err(failure) => {
             watchdog.stop();
             Err(failure)
@@ -140,6 +148,8 @@ struct Supervisor<'a> {
     /// The end of `--max-hold`.
     max_hold_end: Option<Instant>,
     terminal: Terminal,
+    /// Whether the command was hung up, because no shell can give it the terminal.
+    is_hung_up: bool,
     reaper: &'a mut Reaper,
     watchdog: Watchdog,
     child: Child,
@@ -229,7 +239,10 @@ impl Supervisor<'_> {
                 }
                 signal = signals.next() => {
                     if signals::is_termination(signal) {
-                        (is_terminating, is_interrupted) = (true, true);
+                        // A command may take HUP for "reload" and QUIT for "report".
+                        if matches!(signal, Signal::SIGINT | Signal::SIGTERM) {
+                            (is_terminating, is_interrupted) = (true, true);
+                        }
                         self.terminate(signal, lease, &mut ended);
                     } else {
                         self.forward(signal, lease);
@@ -345,20 +358,24 @@ impl Supervisor<'_> {
 
     /// Handles a stop of the command. Stops sqlock too if a terminal stopped the command, as a
     /// shell expects of its job. Continues the command only if the lease is still held afterwards.
-    fn follow_stop(&self, signal: i32, lease: &HeldLease) {
+    fn follow_stop(&mut self, signal: i32, lease: &HeldLease) {
         let Ok(signal) = Signal::try_from(signal) else { return };
         match signal {
             // The command reads from or configures the terminal, which needs the foreground.
             Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_foreground() => {
-                self.terminal.set_foreground(self.child.group())
+                self.terminal.save_modes();
+                self.terminal.set_foreground(self.child.group());
             }
             Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_available() => {
                 let had_it = self.terminal.reclaim(self.child.group());
-                if signal != Signal::SIGTSTP && is_own_group_orphaned() {
+                if signal != Signal::SIGTSTP && process_list::is_own_group_orphaned() {
                     // No shell can give the terminal to this job. The kernel sends SIGHUP to a
                     // stopped job whose shell ends.
+                    if std::mem::replace(&mut self.is_hung_up, true) {
+                        return self.child.kill();
+                    }
                     self.child.signal(Signal::SIGHUP);
-                } else {
+                } else if self.child.is_stopped() {
                     signals::suspend();
                 }
                 if had_it && lease.is_held() && self.terminal.is_foreground() {

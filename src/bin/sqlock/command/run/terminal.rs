@@ -14,15 +14,13 @@ use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 /// The controlling terminal, if there is one.
 pub struct Terminal {
     file: Option<File>,
-    /// The modes before the command: echo, line by line, …
+    /// The modes before the command had the terminal: echo, line by line, …
     modes: Option<Termios>,
 }
 
 impl Terminal {
     pub fn open() -> Self {
-        let file = OpenOptions::new().read(true).write(true).open("/dev/tty").ok();
-        let modes = file.as_ref().and_then(|file| tcgetattr(file).ok());
-        Self { file, modes }
+        Self { file: OpenOptions::new().read(true).write(true).open("/dev/tty").ok(), modes: None }
     }
 
     pub fn is_available(&self) -> bool {
@@ -56,7 +54,12 @@ impl Terminal {
         had_it
     }
 
-    /// Sets the modes that the terminal had before the command, as a shell does after a job that a
+    /// Saves the modes of the terminal. In the background they are those of the shell's prompt.
+    pub fn save_modes(&mut self) {
+        self.modes = self.file.as_ref().and_then(|file| tcgetattr(file).ok());
+    }
+
+    /// Sets the modes that were saved, as a shell does after a job that a
     /// signal has killed: an editor or a password prompt could not restore them.
     pub fn restore_modes(&self) {
         if let (Some(terminal), Some(modes)) = (&self.file, &self.modes) {

@@ -1,6 +1,5 @@
 //! The watchdog's side: waits for the clock and for instructions.
 
-use std::ffi::CString;
 use std::io;
 use std::process::ExitCode;
 
@@ -9,7 +8,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, killpg};
 
 use super::alarm::Alarm;
-use super::message::{ARGUMENT, Instructions, KILLED, PROCESS_NAME, SIGNALED};
+use super::message::{ARGUMENT, Instructions, KILLED, SIGNALED};
 
 /// Runs the watchdog if this process was started as one.
 pub fn run_if_requested() -> Option<ExitCode> {
@@ -20,7 +19,7 @@ pub fn run_if_requested() -> Option<ExitCode> {
     let _ = SigSet::all().thread_block();
     let _ = fcntl(io::stdin(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
     #[cfg(target_os = "linux")]
-    let _ = CString::new(PROCESS_NAME).map(|name| nix::sys::prctl::set_name(&name));
+    let _ = std::ffi::CString::new(super::PROCESS_NAME).map(|name| nix::sys::prctl::set_name(&name));
     WatchdogProcess::default().run();
     Some(ExitCode::SUCCESS)
 }

@@ -9,6 +9,7 @@ pub struct Process {
     pub group: Pid,
     session: Pid,
     pub is_zombie: bool,
+    is_stopped: bool,
 }
 
 /// Lists all processes that `/proc` shows.
@@ -29,7 +30,8 @@ fn parse(pid: Pid, stat: &str) -> Option<Process> {
     let id = |i: usize| Some(Pid::from_raw(fields.get(i)?.parse().ok()?));
     // A process whose first thread has ended looks like a zombie while others run.
     let is_zombie = matches!(*fields.first()?, "Z" | "X") && matches!(*fields.get(17)?, "0" | "1");
-    Some(Process { pid, parent: id(1)?, group: id(2)?, session: id(3)?, is_zombie })
+    let is_stopped = *fields.first()? == "T";
+    Some(Process { pid, parent: id(1)?, group: id(2)?, session: id(3)?, is_zombie, is_stopped })
 }
 
 /// Returns the PID of a process in this PID namespace: a container may have the `/proc` of an outer
@@ -56,13 +58,27 @@ pub fn is_complete() -> bool {
     namespace_pids("self").is_some_and(|pids| pids == [getpid()]) && std::fs::metadata("/proc/1/stat").is_ok()
 }
 
+/// Returns the other processes in the group of this one.
+pub fn own_group() -> Vec<Pid> {
+    let (own, group) = (getpid(), getpgrp());
+    let members = if is_complete() { list() } else { Vec::new() };
+    members.into_iter().filter(|process| process.group == group && process.pid != own).map(|other| other.pid).collect()
+}
+
+/// Returns whether a process is stopped. `true` if this is unknown.
+pub fn is_stopped(pid: Pid) -> bool {
+    !is_complete() || list().iter().any(|process| process.pid == pid && process.is_stopped)
+}
+
 /// Returns whether no shell is left that could continue this process's group: no member has a parent
 /// in the same session outside of the group. `false` if this is unknown.
 pub fn is_own_group_orphaned() -> bool {
     let (group, session) = (getpgrp(), getsid(None));
     let processes = list();
     let is_shell = |parent: Pid| {
-        processes.iter().any(|process| process.pid == parent && process.group != group && Ok(process.session) == session)
+        processes
+            .iter()
+            .any(|process| process.pid == parent && process.group != group && Ok(process.session) == session)
     };
     is_complete() && !processes.iter().any(|process| process.group == group && is_shell(process.parent))
 }
@@ -75,7 +91,8 @@ mod tests {
     fn stat_is_read_after_the_name() {
         let parse = |state: &str, threads: u8| {
             let stat = format!("7 (a) b) {state} 2 3 4 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 9");
-            parse(Pid::from_raw(7), &stat).map(|p| (p.parent.as_raw(), p.group.as_raw(), p.session.as_raw(), p.is_zombie))
+            parse(Pid::from_raw(7), &stat)
+                .map(|p| (p.parent.as_raw(), p.group.as_raw(), p.session.as_raw(), p.is_zombie))
         };
         assert_eq!(parse("S", 1), Some((2, 3, 4, false)));
         assert_eq!(parse("Z", 1), Some((2, 3, 4, true)));
