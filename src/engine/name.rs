@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::action::WaiterId;
+use super::action::{Exported, WaiterId};
 use super::holding::Holding;
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT, Withdrawal};
@@ -17,7 +17,7 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{ClientId, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode};
+use crate::protocol::{Claim, ClientId, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode};
 use crate::token::FencingToken;
 
 /// The most entries of a client that wait for one name.
@@ -208,16 +208,26 @@ impl Name {
     }
 
     /// Withdraws acquisitions that the store has for this client but the client does not know: the
-    /// store has missed their end.
+    /// store has missed their end. An export that the store has missed is repeated, also while a
+    /// waiter resumes the lease, because the waiter may hand it back.
     pub(super) fn withdraw_forgotten(&mut self, now: Moment, client: ClientId, row: &LeaseRow, entries: &[EntryRow]) {
         let in_row = match row.holder {
             Holder::Lease(id) if row.client == Some(client) => Some((id, EntryState::Holding(row.token))),
             _ => None,
         };
         let entries = entries.iter().filter(|entry| entry.client == Some(client));
-        let stored = entries.map(|entry| (entry.id, entry.state)).chain(in_row);
-        let forgotten: Vec<LeaseId> = stored.filter(|(id, state)| !self.knows(*id, *state)).map(|(id, _)| id).collect();
-        for id in forgotten {
+        let stored: Vec<_> = entries.map(|entry| (entry.id, entry.state)).chain(in_row).collect();
+        let is_kept = |exported: &Exported| stored.contains(&(exported.id, EntryState::Holding(exported.token.get())));
+        let missed = self.foremost().filter_map(|waiter| {
+            let exported = waiter.resumes.filter(is_kept)?;
+            let is_detached = self.detachments.iter().any(|detachment| detachment.id == exported.id);
+            (!is_detached).then(|| (Claim { id: exported.id, ..waiter.claim.clone() }, exported.token))
+        });
+        for (claim, token) in missed.collect::<Vec<_>>() {
+            self.detach(&claim, token, None, now, false);
+        }
+        let forgotten = stored.into_iter().filter(|(id, state)| !self.knows(*id, *state)).map(|(id, _)| id);
+        for id in forgotten.collect::<Vec<LeaseId>>() {
             self.withdraw(id, now, false);
             let except = self.exported_token(id);
             self.withdrawals.iter_mut().filter(|other| other.id == id).for_each(|other| other.except = except);

@@ -362,3 +362,31 @@ fn release_without_a_row_reads_it_once() {
     store.answer(|body| matches!(body, Request::Read { .. }), Response::Read(None));
     assert!(matches!(store.open[..], [(_, Request::Release(_))]), "{:?}", store.open);
 }
+
+/// A failover may lose the export of a lease that a waiter of the same client resumes.
+#[test]
+fn export_missed_by_the_store_is_repeated_while_resumed() {
+    let mut engine = engine();
+    let wish = wish("a", Patience::Wait(None));
+    let (name, owner) = (wish.name.clone(), wish.owner);
+    let token = FencingToken::new(5).expect("positive");
+    let exported = Exported { id: LeaseId::from_u128(7), token };
+    engine.handle(START, Event::Resume { waiter: WaiterId(1), wish, exported });
+    let client = engine.heartbeat.client;
+    let (holder, remaining) = (Holder::Lease(exported.id), Some(Duration::from_secs(10)));
+    let row = LeaseRow {
+        holder,
+        owner: Some(owner),
+        client: Some(client),
+        token: 5,
+        remaining,
+        waiting: 0,
+        lost: 0,
+        asked: 0,
+    };
+    let state = engine.names.get_mut(&name).expect("resumed");
+    state.withdraw_forgotten(START, client, &row, &[]);
+    let detached: Vec<_> = state.detachments.iter().map(|detachment| (detachment.id, detachment.token)).collect();
+    assert_eq!(detached, [(exported.id, token)]);
+    assert!(state.withdrawals.is_empty(), "the lease stays");
+}
