@@ -41,7 +41,7 @@ use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
     SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
 };
-use crate::error::{Result, if_readable};
+use crate::error::{Error, Result, if_readable};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
@@ -149,7 +149,11 @@ impl Backend for PostgresBackend {
                 .connect_with((*self.options).clone())
                 .await
                 .map_err(schema::connect_error)?;
-            let migrated = schema::migrate(&one, schema::POSTGRES).await;
+            let found = sqlx::query(USE_SCHEMA_OF_TABLES).execute(&one).await;
+            let migrated = match found {
+                Ok(_) => schema::migrate(&one, schema::POSTGRES).await,
+                Err(error) => Err(Error::from_sqlx("migrate", error)),
+            };
             one.close().await;
             migrated
         })
@@ -177,6 +181,15 @@ impl PostgresStore {
         Ok(store::Connection { connection, settings: self.settings, mark })
     }
 }
+
+/// Makes the schema that has the tables the first of the search path. Otherwise tables that are
+/// missing there, or a history that this user may not read, would be created in another schema, which
+/// hides the tables from this user.
+const USE_SCHEMA_OF_TABLES: &str = "
+SELECT set_config('search_path', quote_ident(n.nspname), false)
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.oid = coalesce(to_regclass('sqlock_lease'), to_regclass('_sqlock_migrations'))
+   AND n.nspname IS DISTINCT FROM current_schema()";
 
 const UPTIME: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";

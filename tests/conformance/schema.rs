@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::witness::Witness;
-use crate::support::{Database, Fresh, SOON, builder, connect, empty, soon};
+use crate::support::{Database, Fresh, SOON, builder, connect, empty, fresh, soon};
 use crate::{DATABASE, Sql};
 
 /// Where a process of [`concurrent_migrations_create_the_tables_once`] finds its database.
@@ -132,6 +132,28 @@ async fn tables_coexist_with_application_migrations() {
             let applied: i64 = sqlx::query_scalar(count).fetch_one(&pool).await.expect("the history");
             assert_eq!(applied, expected, "{history}");
         }
+    }
+}
+
+/// A second set of tables in another schema would hide the first from some of its users.
+#[tokio::test]
+async fn tables_further_down_the_search_path_stay_the_only_ones() {
+    if DATABASE != Database::Postgres {
+        return; // Their tables are in the one database of the URL.
+    }
+    let db = fresh().await;
+    let (locks, pool) = (db.locks().await, db.pool().await);
+    let schema: String = sqlx::query_scalar("SELECT current_schema()::text").fetch_one(&pool).await.expect("a schema");
+    let first = format!("{schema}_first");
+    sqlx::query(AssertSqlSafe(format!("CREATE SCHEMA {first}"))).execute(&pool).await.expect("a schema");
+    let url = db.url.replace(&format!("search_path%3D{schema}"), &format!("search_path%3D{first}%2C{schema}"));
+    let other = builder(connect(&url, 1).await).build();
+    for damage in ["DELETE FROM _sqlock_migrations WHERE version > 1", "DROP TABLE _sqlock_migrations"] {
+        sqlx::query(damage).execute(&pool).await.expect("damaged");
+        other.migrate().await.expect("migrate");
+        let held = locks.lease("a").acquire().await.expect("acquire");
+        assert!(other.lease("a").try_acquire().await.expect("try").is_none(), "{damage}");
+        held.release().await.expect("held to the end");
     }
 }
 
