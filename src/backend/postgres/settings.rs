@@ -29,7 +29,10 @@ const SETTINGS: &str = "
 SELECT current_setting('default_transaction_isolation'), current_setting('synchronous_commit'),
        current_setting('default_transaction_read_only'), pg_is_in_recovery(), current_setting('synchronous_standby_names')";
 
-const REPLICATES_SYNCHRONOUSLY: &str = "SELECT current_setting('synchronous_standby_names') <> ''";
+// $1 whether each transaction sets its own synchronous_commit.
+const REPLICATES_SYNCHRONOUSLY: &str = "
+SELECT current_setting('synchronous_standby_names') <> ''
+       AND ($1 OR current_setting('synchronous_commit') IN ('on', 'remote_apply'))";
 
 impl Settings {
     /// Reads the settings of a connection. Returns an error if the server is read-only, or does not
@@ -66,10 +69,14 @@ impl Settings {
         !self.is_synchronous
     }
 
-    /// Checks that the server still replicates synchronously. Removing a standby from the
-    /// configuration closes no connection.
+    /// Checks that the server still replicates synchronously. A change of its configuration closes no
+    /// connection.
     pub(super) async fn verify(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        if !self.is_synchronous || sqlx::query_scalar(REPLICATES_SYNCHRONOUSLY).fetch_one(connection).await? {
+        if !self.is_synchronous {
+            return Ok(());
+        }
+        let sets_commit = self.transaction == TransactionMode::Durable;
+        if sqlx::query_scalar(REPLICATES_SYNCHRONOUSLY).bind(sets_commit).fetch_one(connection).await? {
             return Ok(());
         }
         Err(not_writable("the server does not replicate synchronously any more, as required".into()))
