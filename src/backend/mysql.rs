@@ -32,6 +32,7 @@ use std::time::Duration;
 use sqlx::migrate::MigrateError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
+use tokio::time::timeout;
 
 use self::store::Flavor;
 use super::dialect::Column;
@@ -112,6 +113,9 @@ impl Backend for MySqlBackend {
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             schema::check_connection(&*self.options, CONNECT_WITHIN).await?;
+            // A user with the right to write on a replica must not create tables there alone.
+            let checked = self.connect().await.map_err(schema::connect_error)?;
+            let _ = timeout(CONNECT_WITHIN, checked.close()).await;
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())
