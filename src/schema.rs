@@ -205,7 +205,9 @@ pub(crate) fn connect_error(error: sqlx::Error) -> Error {
 
 fn into_error(error: MigrateError) -> Error {
     match error {
-        MigrateError::Execute(e) if matches!(Fault::of(&e), Fault::Severed | Fault::Exhausted) => {
+        MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
+            if matches!(Fault::of(&e), Fault::Severed | Fault::Exhausted) =>
+        {
             Error::from_sqlx("migrate", e)
         }
         MigrateError::VersionTooNew(found, supported) => Error::NewerSchema { found, supported },
