@@ -17,11 +17,11 @@ entry AS (
                                                 + IF(e.token = 0, 3000000, e.ttl), 0)) AS lives_until
       FROM sqlock_entry AS e),
 alive AS (
-    SELECT * FROM entry WHERE lives_until > CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)),
+    SELECT * FROM entry WHERE lives_until > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),
 listed AS (
     SELECT name, owner, NULL AS position, 0 AS units, 0 AS permits, holder, token, label, acquired_at, NULL AS waiting_since, lives_until
       FROM lease
-     WHERE lives_until > CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)
+     WHERE lives_until > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
      UNION ALL
     SELECT name, MAX(owner), NULL, MAX(units), MAX(permits), MIN(holder), token, MIN(label), MIN(acquired_at), NULL, MAX(lives_until)
       FROM alive
