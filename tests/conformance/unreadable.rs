@@ -141,6 +141,19 @@ async fn costs_only_its_own_name(damage_done: &'static str) {
     soon("the end", locks.shutdown()).await.expect("shut down");
 }
 
+/// The next range of names begins after a name that is not UTF-8, and is read as another one.
+#[tokio::test]
+async fn sweep_ends_at_name_that_is_no_text() {
+    if !DATABASE.is_mysql() {
+        return; // Their columns have texts only.
+    }
+    let db = fresh().await;
+    let (locks, pool) = (db.locks().await, db.pool().await);
+    locks.lease("bad").acquire().await.expect("acquire").release().await.expect("release");
+    damage(&pool, "bad", "name = X'FF'").await;
+    soon("a sweep", locks.sweeper().retention(Duration::from_secs(3600)).sweep()).await.expect("sweep");
+}
+
 #[tokio::test]
 async fn overflowing_token_is_a_typed_error() {
     let db = fresh().await;
