@@ -63,9 +63,8 @@ DELETE FROM sqlock_note AS n
     };
 }
 
-// $1 the first name, $2 the end of the names, or nothing.
-const LIST: &str =
-    list!("l.name >= $1 AND ($2 IS NULL OR l.name < $2)", "e.name >= $1 AND ($2 IS NULL OR e.name < $2)");
+// $1 the first name, $2 the end of the names, or nothing. A blob is greater than every text.
+const LIST: &str = list!("l.name >= $1 AND l.name < coalesce($2, x'')", "e.name >= $1 AND e.name < coalesce($2, x'')");
 const LIST_ONE: &str = list!("l.name = $1", "e.name = $1");
 
 pub(super) async fn list(conn: &mut SqliteConnection, names: &Names) -> Result<Vec<ListedHolder>, sqlx::Error> {
@@ -131,4 +130,24 @@ pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Re
     }
     let purged = transaction(conn, sqlx::query(SWEEP).bind(&range.after).bind(&last).bind(retention)).await?;
     Ok(Swept { purged: purged.len() as u64, last: Some(last) })
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use sqlx::Row as _;
+
+    use super::super::differential::open;
+    use super::*;
+
+    #[tokio::test]
+    async fn list_reads_the_range_of_its_prefix() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut conn = open(&directory.path().join("store.db")).await;
+        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {LIST}"));
+        let plan = sqlx::query(explain).bind("a/").bind("a0").fetch_all(&mut conn).await.expect("a plan");
+        let steps: Vec<String> = plan.iter().map(|row| row.try_get("detail").expect("a text")).collect();
+        let ranges = steps.iter().filter(|step| step.contains("(name>? AND name<?)")).count();
+        assert_eq!(ranges, 2, "{steps:?}");
+    }
 }
