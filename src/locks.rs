@@ -105,7 +105,8 @@ impl Locks {
 
     /// Creates the tables, or brings them up to date. Any number of processes may do this at once.
     /// When the tables are up to date, the right to read suffices. Otherwise the right to create
-    /// tables is needed, and on MySQL and MariaDB `CREATE VIEW` as well.
+    /// tables is needed, and on MySQL and MariaDB `CREATE`, `CREATE VIEW`, `DROP` (to replace the
+    /// view), `SELECT`, `INSERT`, `UPDATE` and `DELETE`.
     ///
     /// The view `sqlock_holders` shows people and dashboards the [holders and waiters](Self::list)
     /// of all names with their times.

@@ -17,8 +17,9 @@
 //! PostgreSQL behind a pooler that shares sessions polls every 100 ms. A waiter that was not the
 //! first at its last poll may be late by 250 ms.
 //!
-//! **Does it work behind PgBouncer or ProxySQL?** Leases, row locks and idempotency do, in transaction
-//! mode as well. [Session locks](crate::session::SessionLock) refuse.
+//! **Does it work behind PgBouncer?** Leases, row locks and idempotency do, in transaction mode as
+//! well. [Session locks](crate::session::SessionLock) refuse. ProxySQL and MaxScale are not tested;
+//! let them send no statement of sqlock to a replica, whose answer could be out of date.
 //!
 //! **How many names may I use?** As many as you like: a name is one small row, which the
 //! [sweeper](crate::Locks::sweeper) deletes when it has been free for an hour. 100 000 held leases

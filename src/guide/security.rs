@@ -17,6 +17,7 @@
 //! | inspection: `list`, `sqlock ls`, `sqlock show` | `sqlock_client`, `sqlock_lease`, `sqlock_entry`, `sqlock_note` | SELECT |
 //! | sweeping | `sqlock_client`, `sqlock_lease`, `sqlock_entry`, `sqlock_note`, `sqlock_row`, `sqlock_idem`, `sqlock_idem_step` | SELECT, UPDATE, DELETE |
 //! | `sqlock bench`, with the rights for leases | `sqlock_lease` | DELETE |
+//! | reading the view `sqlock_holders` | `sqlock_holders` (MySQL, MariaDB: and the tables of inspection) | SELECT |
 //! | migrating tables that are up to date, and votes of a quorum | `_sqlock_migrations` | SELECT |
 //!
 //! [Session locks](crate::session::SessionLock) need no right on tables. Row locks on your own tables
@@ -40,7 +41,8 @@
 //!
 //! - let a holder believe in a lease for longer than the holder's own deadline, which is taken from the
 //!   holder's clock before each renewal;
-//! - run SQL in other sessions: names, labels, holders and keys are parameters of prepared statements;
+//! - run SQL in other sessions: names, labels, holders and keys are parameters of prepared statements or
+//!   escaped literals;
 //! - stop other clients with rows that cannot be read: they leave such rows out, with a warning;
 //! - act on an operator's terminal: see below.
 //!

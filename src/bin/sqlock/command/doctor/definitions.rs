@@ -154,6 +154,27 @@ pub fn check_definitions(kind: Kind, expected: &[Table], found: &[Table], check:
     }
 }
 
+/// Adds the rights that a user lacks on a table. Without those that leases need, nothing works; others
+/// are for single tasks.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub fn report_denied(mut check: Check, table: &str, denied: &[&str]) -> Check {
+    let is_for_leases = |right: &str| match table {
+        "sqlock_client" | "sqlock_lease" => right != "DELETE",
+        "sqlock_entry" | "sqlock_note" => true,
+        _ => false,
+    };
+    let (needed, other): (Vec<&str>, Vec<&str>) = denied.iter().partition(|right| is_for_leases(right));
+    if !needed.is_empty() {
+        let advice = "GRANT SELECT, INSERT, UPDATE, DELETE on the tables of sqlock to this user.";
+        check = check.fail(format!("no {} on {table}", needed.join(", ")), advice);
+    }
+    if !other.is_empty() {
+        let advice = "Leases need none of these rights; the guide lists the rights for each other task.";
+        check = check.warn(format!("no {} on {table}", other.join(", ")), advice);
+    }
+    check
+}
+
 /// Returns whether a column of one type can replace another: the same type, or the same for longer
 /// values.
 fn is_compatible(actual: &str, wanted: &str) -> bool {

@@ -216,7 +216,8 @@ async fn check_pooler(
     comment: &str,
 ) -> Result<Check, Error> {
     let check = Check::new("pooler");
-    let advice = "Leases work. Session locks need a direct connection to the server: bypass the proxy for them.";
+    let advice = "Leases work if the proxy sends no reads to replicas. Session locks need a direct connection to the server: \
+                  bypass the proxy for them.";
     if let Some(proxy) = ["ProxySQL", "MaxScale"].iter().find(|proxy| comment.contains(**proxy)) {
         return Ok(check.warn(format!("it calls itself {proxy}"), advice));
     }

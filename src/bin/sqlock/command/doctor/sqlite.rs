@@ -276,6 +276,10 @@ fn network_file_system(directory: &Path) -> Option<&'static str> {
         0x0bd0_0bd0 => Some("Lustre"),
         0x5346_414f | 0x6b41_4653 => Some("AFS"),
         0x0102_1997 => Some("9P"),
+        0x6573_5546 => Some("FUSE, such as sshfs"),
+        0x786f_4256 => Some("VirtualBox"),
+        0x7461_636f => Some("OCFS2"),
+        0x0116_1970 => Some("GFS2"),
         _ => None,
     }
 }

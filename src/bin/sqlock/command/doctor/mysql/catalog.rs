@@ -2,6 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Error, MySql, MySqlConnection};
 
+use crate::command::doctor::definitions::report_denied;
 use crate::command::doctor::probe::{Rows, first_cell, query};
 use crate::command::doctor::report::Check;
 use crate::command::doctor::table::{self, Catalog, HISTORY, Table};
@@ -53,11 +54,11 @@ pub(super) const RIGHTS: [(&str, &str); 4] = [
 // EXPLAIN does not support CREATE. Rights of a role are not listed here. The name of a database may
 // be a pattern in a grant.
 pub(super) const MAY_CREATE: &str = "
-SELECT COUNT(DISTINCT PRIVILEGE_TYPE) = 2 FROM (
+SELECT COUNT(DISTINCT PRIVILEGE_TYPE) = 7 FROM (
     SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.USER_PRIVILEGES
      UNION ALL
     SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.SCHEMA_PRIVILEGES WHERE DATABASE() LIKE TABLE_SCHEMA) AS p
- WHERE PRIVILEGE_TYPE IN ('CREATE', 'CREATE VIEW')
+ WHERE PRIVILEGE_TYPE IN ('CREATE', 'CREATE VIEW', 'DROP', 'SELECT', 'INSERT', 'UPDATE', 'DELETE')
    AND GRANTEE = CONCAT('''', LEFT(CURRENT_USER(), CHAR_LENGTH(CURRENT_USER())
                                                    - CHAR_LENGTH(SUBSTRING_INDEX(CURRENT_USER(), '@', -1)) - 1),
                         '''@''', SUBSTRING_INDEX(CURRENT_USER(), '@', -1), '''')";
@@ -138,17 +139,16 @@ pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: 
                 let advice = format!("GRANT SELECT ON {HISTORY} to this user: only \"sqlock migrate\" reads it.");
                 check = check.warn(format!("no SELECT on {HISTORY}"), advice);
             }
-        } else if !denied.is_empty() {
-            let advice = "GRANT SELECT, INSERT, UPDATE, DELETE on the tables of sqlock to this user.";
-            check = check.fail(format!("no {} on {}", denied.join(", "), table.name), advice);
+        } else {
+            check = report_denied(check, &table.name, &denied);
         }
     }
     if missing && first_cell(&query::<MySql>(conn, sql::MAY_CREATE).await?) == "0" {
         check = match first_cell(&query::<MySql>(conn, sql::ROLE).await?) {
             "NONE" => {
-                let advice =
-                    "GRANT CREATE, CREATE VIEW on the database, or run \"sqlock migrate\" as a user with these rights.";
-                check.fail("no CREATE or no CREATE VIEW, and tables are missing", advice)
+                let advice = "GRANT CREATE, CREATE VIEW, DROP, SELECT, INSERT, UPDATE, DELETE on the database, or run \
+                              \"sqlock migrate\" as a user with these rights.";
+                check.fail("no CREATE, or not all rights that creating tables needs, and tables are missing", advice)
             }
             role => check.unknown(format!("the right to create tables depends on the role {role}"), ""),
         };

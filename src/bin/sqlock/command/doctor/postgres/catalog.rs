@@ -2,6 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Error, PgConnection, Postgres};
 
+use crate::command::doctor::definitions::report_denied;
 use crate::command::doctor::probe::{Rows, first_cell, query};
 use crate::command::doctor::report::Check;
 use crate::command::doctor::table::{self, Catalog, HISTORY, Table, parse_bool};
@@ -168,10 +169,7 @@ pub fn check_rights(table_rows: &Rows, missing: bool, place: &Rows) -> Check {
             }
             continue;
         }
-        if !denied.is_empty() {
-            let advice = "GRANT SELECT, INSERT, UPDATE, DELETE on the tables of sqlock to this user.";
-            check = check.fail(format!("no {} on {name}", denied.join(", ")), advice);
-        }
+        check = report_denied(check, name, &denied);
         if parse_bool(&row[8]) {
             let advice =
                 format!("ALTER TABLE {name} DISABLE ROW LEVEL SECURITY: a name whose row is hidden looks free.");
