@@ -222,8 +222,9 @@ fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
             "Check the host in the URL, the certificate of the server, and sslrootcert (MySQL: ssl-ca) in the URL."
         }
         AccessError::Pooler => {
-            "PgBouncer: ignore_startup_parameters = extra_float_digits,options, and max_prepared_statements above 0 (since \
-             1.21) or pool_mode = session."
+            "PgBouncer: ignore_startup_parameters = extra_float_digits, and max_prepared_statements above 0 (since 1.21) or \
+             pool_mode = session. Do not ignore \"options\": a search_path in the URL would be ignored with it. Set it by \
+             ALTER ROLE ... SET search_path instead."
         }
         _ => return format!("{location}: {reason}"),
     };
