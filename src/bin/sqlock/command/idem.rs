@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlock::FencingToken;
 use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo, Resolution};
 
-use self::describe::{find_worker, format_record, format_records, format_resolution, record_to_json};
+use self::describe::{find_worker, format_record, format_records, format_resolution, has_died, record_to_json};
 use crate::database::Database;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
@@ -218,13 +218,18 @@ async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
     let (namespace, state) = (args.namespace.as_deref(), args.state.map(State::name));
     // One more record shows whether there are more.
     let limit = args.limit.saturating_add(1);
-    let mut records = db.read(async || idempotency.records_in(namespace, state, limit).await).await?;
-    let all = records.len() <= args.limit as usize;
-    records.truncate(args.limit as usize);
+    let list = async || db.read(async || idempotency.records_in(namespace, state, limit).await).await;
+    let mut records = list().await?;
     let mut held = Vec::new();
     if records.iter().any(|record| record.state == "started") {
         held = db.read(async || db.locks.list(LEASE_PREFIX).await).await?;
     }
+    if records.iter().any(|record| has_died(record, &held)) {
+        // The attempt may have ended between the two reads.
+        records = list().await?;
+    }
+    let all = records.len() <= args.limit as usize;
+    records.truncate(args.limit as usize);
     if args.json {
         stdout::print_json_pretty(
             &records.iter().map(|record| record_to_json(record, find_worker(record, &held))).collect(),
@@ -240,11 +245,14 @@ async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
 
 async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     let (idempotency, key) = (args.key.idempotency(db), args.key.key());
-    let record = db.read(async || idempotency.inspect(&key).await).await?;
+    let mut record = db.read(async || idempotency.inspect(&key).await).await?;
     let held = match &record {
         Some(record) => db.read(async || db.locks.inspect(&record.lease).await).await?,
         None => None,
     };
+    if record.as_ref().is_some_and(|record| has_died(record, held.as_slice())) {
+        record = db.read(async || idempotency.inspect(&key).await).await?;
+    }
     let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == "started"));
     let resolutions = db.read(async || idempotency.resolutions(&key).await).await?;
     if args.json {

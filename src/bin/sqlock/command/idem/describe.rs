@@ -35,6 +35,11 @@ pub fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h
     held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
 }
 
+/// Returns whether an attempt was in progress, and holds no lease any more.
+pub fn has_died(record: &RecordInfo, held: &[LeaseInfo]) -> bool {
+    record.state == "started" && find_worker(record, held).is_none()
+}
+
 /// Formats the expiry. `None`: never, because the request has not ended, or its key is refused.
 fn format_expiry(record: &RecordInfo) -> Option<String> {
     matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
