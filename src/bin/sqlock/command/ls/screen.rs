@@ -14,20 +14,23 @@ use crossterm::terminal::{
 use crossterm::{QueueableCommand, terminal};
 use sqlock::FencingToken;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, interval, sleep};
+use tokio::time::{Instant, interval, sleep, timeout};
 
 use super::source::{List, Source};
 use super::state::{Action, Listed, State};
 use super::view::{self, Line, Scope, Style};
 use crate::exit::{self, Failure, Outcome};
 use crate::signals::Signals;
-use crate::stderr::quote;
+use crate::stderr::{self, quote};
 
 /// How long a list is shown before the next one.
 const LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often the ages on the screen advance.
 const DRAW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the end of the screen waits for the answer to an unlock.
+const UNLOCKED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A request to the database in progress.
 type Pending<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
@@ -68,7 +71,15 @@ pub async fn watch(source: &Source, signals: &mut Signals, prefix: &str, list: &
                         state.notice = Some(format!("unlocking {} …", quote(&name)));
                         unlocking = Some(Box::pin(unlock(source, name, token)));
                     }
-                    Action::Quit => return Ok(0),
+                    Action::Quit => {
+                        if unlocking.is_some()
+                            && let Ok(notice) = timeout(UNLOCKED_WITHIN, finish(&mut unlocking)).await
+                        {
+                            drop(screen);
+                            stderr::print_note(&notice);
+                        }
+                        return Ok(0);
+                    }
                 }
             }
             listed = finish(&mut listing) => {
