@@ -58,13 +58,6 @@ pub fn is_complete() -> bool {
     namespace_pids("self").is_some_and(|pids| pids == [getpid()]) && std::fs::metadata("/proc/1/stat").is_ok()
 }
 
-/// Returns the other processes in the group of this one.
-pub fn own_group() -> Vec<Pid> {
-    let (own, group) = (getpid(), getpgrp());
-    let members = if is_complete() { list() } else { Vec::new() };
-    members.into_iter().filter(|process| process.group == group && process.pid != own).map(|other| other.pid).collect()
-}
-
 /// Returns whether a process is stopped. `true` if this is unknown.
 pub fn is_stopped(pid: Pid) -> bool {
     !is_complete() || list().iter().any(|process| process.pid == pid && process.is_stopped)

@@ -3,11 +3,11 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-use nix::sys::signal::{Signal, kill, raise};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::getpgrp;
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::Failure;
-use crate::process_list;
 
 /// The signals that end a wait, and that sqlock forwards to the command.
 const TERMINATION: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
@@ -90,13 +90,12 @@ impl Signals {
 }
 
 /// Stops the group of this process, as a terminal would: a shell waits until all processes of its job
-/// are stopped. SIGTTIN replaces SIGSTOP, because the kernel ignores SIGTTIN if no shell could
-/// continue the group. The stop of this process takes effect before `raise` returns.
+/// are stopped. One call stops them all, because the shell may continue the job as soon as one of
+/// them is stopped. SIGTTIN replaces SIGSTOP, because the kernel ignores SIGTTIN if no shell could
+/// continue the group. The stop takes effect before the call returns: the kernel prefers the main
+/// thread, which calls this.
 pub fn suspend() {
-    for pid in process_list::own_group() {
-        let _ = kill(pid, Signal::SIGTTIN);
-    }
-    let _ = raise(Signal::SIGTTIN);
+    let _ = killpg(getpgrp(), Signal::SIGTTIN);
 }
 
 fn open_stream(signal: Signal) -> Result<unix::Signal, Failure> {
