@@ -83,6 +83,8 @@ fn start<'a>(
             is_hung_up: false,
             reaper,
             watchdog,
+            watchdog_started: Instant::now(),
+            short_lived: 0,
             child,
             period: ttl / 30,
         }),
@@ -99,6 +101,9 @@ const LONG_PAUSE: Duration = Duration::from_millis(320);
 
 /// How long the process group may outlive its command before a note says so.
 const NOTE_AFTER: Duration = Duration::from_secs(2);
+
+/// How many watchdogs in a row may die within a second of their start.
+const MOST_SHORT_LIVED: u32 = 10;
 
 /// The end of the command, while processes of its group may still run.
 struct Ended {
@@ -152,6 +157,9 @@ struct Supervisor<'a> {
     is_hung_up: bool,
     reaper: &'a mut Reaper,
     watchdog: Watchdog,
+    watchdog_started: Instant,
+    /// How many watchdogs in a row have died soon after their start.
+    short_lived: u32,
     child: Child,
     /// How often the watchdog receives the deadline: often enough that it never acts on the
     /// deadline before a renewal.
@@ -328,7 +336,15 @@ impl Supervisor<'_> {
 
     /// Replaces a watchdog that has died. Kills the command if there is no new one.
     fn restart_watchdog(&mut self, lease: &HeldLease) -> Result<(), Failure> {
-        match Watchdog::start(self.reaper) {
+        let is_short = self.watchdog_started.elapsed() < Duration::from_secs(1);
+        self.short_lived = if is_short { self.short_lived + 1 } else { 0 };
+        let started = if self.short_lived < MOST_SHORT_LIVED {
+            Watchdog::start(self.reaper)
+        } else {
+            Err(Failure::system("the watchdog dies again and again"))
+        };
+        self.watchdog_started = Instant::now();
+        match started {
             Ok(watchdog) => self.watchdog = watchdog,
             Err(failure) => {
                 self.child.kill();
