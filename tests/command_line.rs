@@ -361,12 +361,11 @@ async fn waiter_names_the_holder_and_a_remedy() {
 async fn stopped_command_reports_the_reason() {
     let (db, mut text) = (empty().await, String::new());
     let locks = beside(&db).await;
-    let mut holder =
-        Running::start(sqlock(&db, &["run", "--ttl", "2s", "deploy", "--", "sh", "-c", "echo; sleep 600"]));
+    let mut holder = Running::start(sqlock(&db, &["run", "deploy", "--", "sh", "-c", "echo; sleep 600"]));
     holder.prints("\n").await;
     let held = locks.inspect("deploy").await.expect("inspect").expect("held");
     assert!(locks.evict("deploy", held.token).await.expect("evict"));
-    answer(&mut text, "run --ttl 2s deploy -- make        # unlocked", &holder.end().await.expect(79));
+    answer(&mut text, "run deploy -- make        # unlocked", &holder.end().await.expect(79));
     let arguments = ["run", "--ttl", "6s", "--max-hold", "5s", "deploy", "--", "sleep", "600"];
     answer(&mut text, &arguments.join(" "), &run(&db, &arguments).await.expect(79));
     assert_snapshot("stopped", &text);

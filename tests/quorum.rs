@@ -226,9 +226,9 @@ async fn one_database_may_be_down_but_not_two() {
     trio.nodes[1].proxy.refuse();
     let quorum = trio.quorum();
     let refused = [
-        quorum.lease("a").ttl(LONG).acquire().await.expect_err("one is no majority"),
-        quorum.lease("a").ttl(LONG).wait(Duration::from_secs(1)).acquire().await.expect_err("one is no majority"),
-        quorum.lease("a").ttl(LONG).try_acquire().await.expect_err("one is no majority"),
+        patient(&quorum, "a").acquire().await.expect_err("one is no majority"),
+        patient(&quorum, "a").wait(Duration::from_secs(5)).acquire().await.expect_err("one is no majority"),
+        patient(&quorum, "a").try_acquire().await.expect_err("one is no majority"),
     ];
     for error in refused {
         assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("1 of 3")), "{error}");
@@ -430,7 +430,7 @@ async fn quorum_all_requires_every_database() {
     let trio = Trio::shared().await;
     let quorum = Quorum::all(trio.nodes.iter().map(Node::locks));
     trio.nodes[0].proxy.refuse();
-    let error = quorum.lease("a").ttl(LONG).try_acquire().await.expect_err("one is missing");
+    let error = patient(&quorum, "a").try_acquire().await.expect_err("one is missing");
     assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("2 of 3")), "{error}");
     trio.becomes_free("a").await;
     trio.nodes[0].proxy.pass();

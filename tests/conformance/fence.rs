@@ -228,9 +228,9 @@ async fn fence_fails_after_the_deadline() {
 async fn evicted_holder_cannot_fence() {
     let books = books().await;
     let (ours, operator) = (books.db.locks().await, books.db.locks().await);
-    let lease = ours.lease("a").ttl(Duration::from_secs(600)).acquire().await.expect("acquire");
+    let lease = ours.lease("a").ttl(Duration::from_secs(600)).renew(false).acquire().await.expect("acquire");
     assert!(operator.evict("a", lease.token()).await.expect("evict"));
-    assert!(lease.is_held(), "it learns of it at its next renewal");
+    assert!(lease.is_held(), "no heartbeat tells it");
     let mut tx = books.pool.begin().await.expect("begin");
     let error = lease.fence(&mut tx).await.expect_err("evicted");
     assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");

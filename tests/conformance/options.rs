@@ -54,7 +54,7 @@ async fn options_hold_for_requests_of_each_kind() {
 async fn max_hold_and_owner_hold_for_each_kind() {
     let db = fresh().await;
     let locks = db.locks().await;
-    let options = LeaseOptions::new().ttl(LONG).max_hold(Duration::from_secs(1));
+    let options = LeaseOptions::new().ttl(LONG).max_hold(Duration::from_secs(3));
     for_each_kind!(&locks, options, lease => {
         assert_eq!(soon("the end", lease.lost()).await, LossCause::MaxHold);
     });

@@ -135,13 +135,13 @@ async fn all_verbs(pooled: &Pooled) {
     let (ours, theirs) = (pooled.locks().await, pooled.locks().await);
     ours.migrate().await.expect("migrate");
     theirs.migrate().await.expect("again");
-    let ttl = Duration::from_millis(1500);
+    let ttl = Duration::from_secs(6);
 
     let lease = ours.lease("a").ttl(ttl).label("pooled").acquire().await.expect("acquire");
     assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
-    let error = theirs.lease("a").wait(Duration::from_millis(300)).acquire().await.expect_err("held");
+    let error = theirs.lease("a").wait(Duration::from_secs(3)).acquire().await.expect_err("held");
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    sleep(ttl * 2).await;
+    sleep(ttl + Duration::from_millis(500)).await;
     assert!(lease.is_held(), "renewals go on");
     if DATABASE == Database::Postgres {
         let listening = "SELECT count(*) FROM sqlock_client WHERE listens";

@@ -285,7 +285,7 @@ async fn bounded_wait_leaves_transaction_and_settings_intact() {
         .await
         .expect_err("taken");
     assert!(error.is_timeout(), "{error}");
-    theirs.row("b").wait(at_most).lock(&mut tx).await.expect("free");
+    theirs.row("b").wait(SOON).lock(&mut tx).await.expect("free");
     assert_eq!(settings(&mut tx).await, before, "after a wait that succeeded");
     add_one(&mut tx, 2).await.expect("after");
     tx.commit().await.expect("commit");

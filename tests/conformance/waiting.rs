@@ -142,7 +142,7 @@ async fn clients_are_granted_in_arrival_order() {
 #[tokio::test]
 async fn local_and_remote_waiters_share_arrival_order() {
     // Longer than a statement may take: the order follows from how long a waiter has waited.
-    const APART: Duration = Duration::from_millis(500);
+    const APART: Duration = Duration::from_millis(1_500);
     let queue = WaitQueue::new().await;
     let (ours, theirs) = (queue.client().await, queue.client().await);
     let first = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -436,7 +436,7 @@ async fn abandoned_wait_leaves_no_entry_or_delay() {
     let held = queue.outside.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let dropped =
         [queue.join(ours.lease("a").shared(), "d0").await, queue.join(theirs.lease("a").shared(), "d1").await];
-    let wait = Duration::from_secs(2);
+    let wait = Duration::from_secs(6);
     // The waiter queues behind the waiters of its own client.
     let impatient = queue.join(ours.lease("a").wait(wait), "impatient").await;
     let next = queue.join(theirs.lease("a"), "next").await;

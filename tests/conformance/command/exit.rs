@@ -171,7 +171,7 @@ async fn usage() -> Table {
     }
     // The bounds themselves are in range.
     for ttl in ["1s", "24h"] {
-        run(&db, &["run", "--ttl", ttl, "job", "--", "true"]).await.expect(0);
+        run(&db, &["acquire", "--ttl", ttl, &format!("for {ttl}")]).await.expect(0);
     }
     run(&db, &["run", &"n".repeat(255), "--label", &"l".repeat(255), "--", "true"]).await.expect(0);
     table
@@ -359,25 +359,25 @@ async fn not_obtained() -> Table {
     let lease = beside(&db).await.lease("job").ttl(LONG).label("busy").acquire().await.expect("acquire");
     for (code, options, how) in [
         (75, &["-n"][..], "-n, and somebody else holds the name"),
-        (75, &["-w", "2s"], "-w 2s, which ran out"),
+        (75, &["-w", "5s"], "-w 5s, which ran out"),
         (75, &["-w", "0"], "-w 0"),
         (9, &["-n", "-E", "9"], "-n -E 9"),
-        (9, &["-w", "2s", "-E", "9"], "-w 2s -E 9"),
+        (9, &["-w", "5s", "-E", "9"], "-w 5s -E 9"),
         (0, &["-n", "-E", "0"], "-n -E 0"),
         (0, &["-n", "--skip-ok"], "-n --skip-ok"),
-        (0, &["-w", "2s", "--skip-ok"], "-w 2s --skip-ok"),
+        (0, &["-w", "5s", "--skip-ok"], "-w 5s --skip-ok"),
     ] {
         let arguments = [&["run"], options, &["job", "--", "echo", "it ran"]].concat();
         let start = std::time::Instant::now();
         let ended = table.add(code, how, run(&db, &arguments).await);
-        assert!(!options.contains(&"2s") || start.elapsed() >= Duration::from_secs(2), "it waits that long");
+        assert!(!options.contains(&"5s") || start.elapsed() >= Duration::from_secs(5), "it waits that long");
         assert_eq!(ended.stdout, "");
         assert!(ended.stderr.contains("\"job\" not obtained"), "{}", ended.stderr);
         assert!(ended.stderr.contains("busy"), "it says who holds it: {}", ended.stderr);
     }
     for (code, options, how) in [
         (75, &["-n"][..], "acquire -n"),
-        (75, &["-w", "2s"], "acquire -w 2s"),
+        (75, &["-w", "5s"], "acquire -w 5s"),
         (9, &["-n", "-E", "9"], "acquire -n -E 9"),
     ] {
         let ended = table.add(code, how, run(&db, &[&["acquire", "job"], options].concat()).await);
@@ -391,7 +391,7 @@ async fn not_obtained() -> Table {
     for (code, options, how) in [
         (75, &["-n"][..], "-n, and somebody has a permit"),
         (75, &["-n", "--permits", "1"], "-n --permits 1, and somebody has it"),
-        (75, &["-w", "2s", "--permits", "1"], "-w 2s --permits 1, which ran out"),
+        (75, &["-w", "5s", "--permits", "1"], "-w 5s --permits 1, which ran out"),
         (0, &["-n", "--permits", "2"], "-n --permits 2, and one of them is taken"),
     ] {
         table.add(code, how, run(&db, &[&["run"], options, &["job", "--", "true"]].concat()).await);
@@ -445,7 +445,7 @@ async fn unlock_stops_the_command_with_79() {
 async fn taken_away_by_an_operator() -> Table {
     let (db, mut table) = (empty().await, Table::default());
     let script = "echo $SQLOCK_TOKEN; exec sleep 600";
-    let mut holder = Running::start(sqlock(&db, &["run", "--ttl", "3s", "job", "--", "sh", "-c", script]));
+    let mut holder = Running::start(sqlock(&db, &["run", "job", "--", "sh", "-c", script]));
     let token = holder.prints("").await;
     run(&db, &["unlock", "job", "--token", token.trim()]).await.expect(0);
     let how = "an operator unlocks the name while the command runs";

@@ -276,7 +276,7 @@ const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
 #[tokio::test]
 async fn command_survives_database_restart_within_ttl() {
     let mut fixture = CommandFixture::with_server().await;
-    let mut holder = fixture.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
+    let mut holder = fixture.start(&["--ttl", "120", "a"], OBEDIENT).up().await;
     let before = fixture.row("a").await;
     fixture.crash().await;
     fixture.restart();
@@ -293,7 +293,7 @@ async fn command_survives_database_restart_within_ttl() {
 #[tokio::test]
 async fn command_survives_server_pause_within_ttl() {
     let mut fixture = CommandFixture::with_server().await;
-    let holder = fixture.start(&["--ttl", "15", "a"], OBEDIENT).up().await;
+    let holder = fixture.start(&["--ttl", "30", "a"], OBEDIENT).up().await;
     let before = fixture.row("a").await;
     fixture.freeze().await;
     // A renewal is due by now, and fails.
@@ -332,8 +332,8 @@ async fn lease_works_behind_transaction_pooler() {
         _bouncer = Some(bouncer);
     }
     let script = format!("{OBEDIENT}; exit 7");
-    let first = fixture.start(&["--ttl", "5", "a"], &script).up().await;
-    let waiter = fixture.start(&["--ttl", "5", "a"], OBEDIENT);
+    let first = fixture.start(&["--ttl", "9", "a"], &script).up().await;
+    let waiter = fixture.start(&["--ttl", "9", "a"], OBEDIENT);
     waiter.stderr.shows("waiting for").await;
     // Longer than the TTL.
     sleep(Duration::from_secs(11)).await;
@@ -349,8 +349,8 @@ async fn lease_works_behind_transaction_pooler() {
 #[tokio::test]
 async fn waiter_gets_the_name_after_database_restart() {
     let mut fixture = CommandFixture::with_server().await;
-    let holder = fixture.start(&["--ttl", "25", "a"], OBEDIENT).up().await;
-    let waiter = fixture.start(&["--ttl", "25", "a"], OBEDIENT);
+    let holder = fixture.start(&["--ttl", "120", "a"], OBEDIENT).up().await;
+    let waiter = fixture.start(&["--ttl", "120", "a"], OBEDIENT);
     waiter.stderr.shows("waiting for").await;
     let before = fixture.row("a").await;
     fixture.crash().await;

@@ -356,7 +356,7 @@ async fn control_characters_never_reach_the_terminal() {
 
     for (code, arguments) in [
         (75, &["run", "-n", NASTY, "--", "true"][..]),
-        (75, &["acquire", "-w", "800ms", NASTY]),
+        (75, &["acquire", "-w", "4s", NASTY]),
         (79, &["unlock", NASTY, "--token", "1"]),
         (79, &["renew", NASTY, "--token", "1"]),
         (64, &["renew", NASTY, "--token", NASTY]),

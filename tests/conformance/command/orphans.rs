@@ -31,7 +31,7 @@ async fn run_ends_by_term_where_init_reaps_nothing() {
 #[tokio::test]
 async fn run_ends_by_loss_where_init_reaps_nothing() {
     let fixture = CommandFixture::new().await;
-    let holder = start_below_a_lazy_init(&fixture, &["--ttl", "3", "a"], PARENT).await.up().await;
+    let holder = start_below_a_lazy_init(&fixture, &["a"], PARENT).await.up().await;
     let token = fixture.row("a").await.token.to_string();
     run(&fixture.db, &["unlock", "a", "--token", &token]).await.expect(0);
     holder.stdout.shows("sqlock ended with 79").await;
@@ -43,7 +43,7 @@ async fn run_ends_by_loss_where_init_reaps_nothing() {
 async fn detached_process_dies_by_loss_where_proc_is_of_outer_namespace() {
     let fixture = CommandFixture::new().await;
     let script = "setsid sleep 1000 &\necho up >&3\nwait";
-    let mut holder = start_below_a_lazy_init(&fixture, &["--ttl", "3", "a"], script).await.up().await;
+    let mut holder = start_below_a_lazy_init(&fixture, &["a"], script).await.up().await;
     let token = fixture.row("a").await.token.to_string();
     run(&fixture.db, &["unlock", "a", "--token", &token]).await.expect(0);
     holder.stdout.shows("sqlock ended with 79").await;

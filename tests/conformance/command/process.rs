@@ -64,7 +64,7 @@ async fn command_has_its_own_process_group() {
 #[tokio::test]
 async fn process_tree_dies_when_lease_is_lost() {
     let fixture = CommandFixture::new().await;
-    let mut holder = fixture.start(&["--ttl", "3", "a"], FAMILY).up().await;
+    let mut holder = fixture.start(&["a"], FAMILY).up().await;
     assert!(evict(&fixture, "a").await);
     holder.report.gone().await;
     let ended = holder.end().await.expect(79);
@@ -87,7 +87,7 @@ async fn nested_run_dies_with_the_outer_run() {
     let nested = format!("inner=$(cat <<'END'\n{FAMILY}\nEND\n)\n{} run --ttl 1000 b -- sh -c \"$inner\"\n", program());
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
         let fixture = CommandFixture::new().await;
-        let mut holder = fixture.start(&["--ttl", "3", "a"], &nested).up().await;
+        let mut holder = fixture.start(&["--ttl", "9", "a"], &nested).up().await;
         holder.signal(signal);
         holder.report.gone().await;
     }
@@ -307,7 +307,7 @@ exit 3
 #[tokio::test]
 async fn name_stays_held_until_process_group_ends() {
     let fixture = CommandFixture::new().await;
-    let mut holder = fixture.start(&["--kill-after", "1", "--ttl", "3", "a"], BACKGROUND).up().await;
+    let mut holder = fixture.start(&["--kill-after", "1", "--ttl", "9", "a"], BACKGROUND).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
     // The lease is renewed after the command has ended.
     fixture.renewed("a").await;
@@ -339,7 +339,7 @@ async fn signal_ends_background_processes_of_ended_command() {
 #[tokio::test]
 async fn lost_lease_kills_background_processes() {
     let fixture = CommandFixture::new().await;
-    let mut holder = fixture.start(&["--ttl", "3", "a"], BACKGROUND).up().await;
+    let mut holder = fixture.start(&["a"], BACKGROUND).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
     assert!(evict(&fixture, "a").await);
     holder.report.gone().await;
@@ -374,7 +374,7 @@ async fn parent_ignoring_sigchld_does_not_break_sqlock() {
 #[tokio::test]
 async fn paused_watchdog_does_not_kill_after_resuming() {
     let fixture = CommandFixture::new().await;
-    let holder = fixture.start(&["--ttl", "2", "a"], OBEDIENT).up().await;
+    let holder = fixture.start(&["--ttl", "6", "--kill-after", "0", "a"], OBEDIENT).up().await;
     let watchdog = holder.watchdog().await;
     kill(watchdog, Signal::SIGSTOP).expect("the watchdog can be stopped");
     until("the watchdog stops", || state(watchdog) == Some('T')).await;
@@ -393,7 +393,7 @@ async fn signals_do_not_end_a_standby_candidate() {
     let db = empty().await;
     // A signal to a candidate that is elected at that moment reaches its command.
     let script = "trap '' USR1; trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done";
-    let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "--ttl", "2", "a", "--", "sh", "-c", script]));
+    let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "a", "--", "sh", "-c", script]));
     candidate.prints("up").await;
     let locks = beside(&db).await;
     let next = tokio::spawn(locks.lease("a").acquire());
@@ -500,7 +500,7 @@ async fn command_gets_requested_signal_and_notice_before_deadline() {
     let script =
         "trap 'echo TERM >&3' TERM; trap 'date +%s%6N >&3; exit 0' INT; echo up >&3; while :; do sleep 0.02; done";
     let mut fixture = CommandFixture::wired().await;
-    let options = ["--ttl", "6", "--signal", "INT", "--kill-after", "800ms", "a"];
+    let options = ["--ttl", "12", "--signal", "INT", "--kill-after", "4s", "a"];
     let mut holder = fixture.start(&options, script).up().await;
     fixture.renewed("a").await;
     let end = cut_off(&mut fixture).await;

@@ -183,7 +183,7 @@ async fn command_runs_while_one_database_is_down() {
 
     let refused = end(bare(&three.arguments(&["-n", "job", "--", "true"]))).await.expect(75);
     assert!(refused.stderr.contains("not obtained"), "{}", refused.stderr);
-    let refused = end(bare(&three.arguments(&["-w", "0.2", "job", "--", "true"]))).await.expect(75);
+    let refused = end(bare(&three.arguments(&["-w", "3", "job", "--", "true"]))).await.expect(75);
     assert!(!refused.stderr.contains("secret"), "{}", refused.stderr);
 
     running.signal(Signal::TERM);
@@ -197,7 +197,7 @@ async fn command_runs_while_one_database_is_down() {
 async fn command_stops_when_the_majority_is_lost() {
     let three = Three::with_one_down().await;
     let script = "echo started; sleep 600";
-    let mut running = Running::start(bare(&three.arguments(&["--ttl", "3s", "job", "--", "sh", "-c", script])));
+    let mut running = Running::start(bare(&three.arguments(&["job", "--", "sh", "-c", script])));
     running.prints("started").await;
     let [one, _] = three.locks().await;
     let token = held(&one, "job").await.expect("held there").token;

@@ -428,7 +428,7 @@ async fn application_transaction_does_not_block_a_run() {
     let mut migration = pool.begin_with(begin).await.expect("begin");
     migration.execute("INSERT INTO business VALUES (1)").await.expect("insert");
     // Longer than the TTL, so it must be renewed.
-    let ended = run(&db, &["run", "--ttl", "4s", "job", "--", "sleep", "9"]).await.expect(0);
+    let ended = run(&db, &["run", "--ttl", "8s", "--kill-after", "0", "job", "--", "sleep", "9"]).await.expect(0);
     assert_eq!(ended.stderr, "");
     migration.commit().await.expect("commit");
 }

@@ -109,7 +109,7 @@ async fn killed_shared_run_frees_only_its_share() {
     for options in [&["--shared"][..], &["--permits", "2"]] {
         let name = options[0].trim_start_matches('-');
         let start = |ttl| fixture.start(&[options, &["--ttl", ttl, name]].concat(), OBEDIENT);
-        let mut killed = start("2").up().await;
+        let mut killed = start("6").up().await;
         let lasting = start("30").up().await;
         let next = fixture.start(&[name], OBEDIENT);
         until_waiters(&locks, name, 1).await;
@@ -349,7 +349,7 @@ async fn share_is_renewed_and_released_by_its_token() {
 async fn unlock_of_one_share_keeps_the_others() {
     let fixture = CommandFixture::new().await;
     let locks = beside(&fixture.db).await;
-    let options = ["--shared", "--ttl", "3", "a"];
+    let options = ["--shared", "a"];
     let first = fixture.start(&options, OBEDIENT).up().await;
     let second = fixture.start(&options, OBEDIENT).up().await;
     let next = fixture.start(&["a"], OBEDIENT);

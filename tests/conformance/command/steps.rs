@@ -149,9 +149,9 @@ async fn acquire_waits_unless_limited_by_option() {
     let ended = run(&db, &["acquire", "-n", "job"]).await.expect(75);
     assert_eq!(ended.stdout, "");
     assert!(ended.stderr.contains("\"job\" not obtained: held by"), "{}", ended.stderr);
-    let ended = run(&db, &["acquire", "-w", "2s", "job"]).await.expect(75);
+    let ended = run(&db, &["acquire", "-w", "5s", "job"]).await.expect(75);
     assert_eq!(ended.stdout, "");
-    assert!(ended.stderr.contains("\"job\" not obtained within 2s: held by"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("\"job\" not obtained within 5s: held by"), "{}", ended.stderr);
 
     let mut waiter = Running::start(sqlock(&db, &["acquire", "-w", "10m", "job"]));
     waiter.says("waiting for \"job\"").await;

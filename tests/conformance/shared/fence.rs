@@ -32,9 +32,9 @@ async fn reader_fence_blocks_writers_until_commit() {
 async fn evicted_reader_cannot_fence_but_open_fence_holds() {
     let books = books().await;
     let (ours, theirs, operator) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
-    let reader = taken(reading(&ours)).await;
+    let reader = taken(reading(&ours).renew(false)).await;
     assert!(operator.evict("a", reader.token()).await.expect("evict"));
-    assert!(reader.is_held(), "it learns of it at its next renewal");
+    assert!(reader.is_held(), "no heartbeat tells it");
     let mut tx = books.at(read_committed()).await.begin().await;
     let error = reader.fence(&mut tx).await.expect_err("evicted");
     assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error:?}");
