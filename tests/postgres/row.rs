@@ -72,5 +72,6 @@ async fn row_of_an_inherited_table_is_refused() {
         assert_eq!(free(&pool, "account").await, [1, 2, 2, 3], "nothing is locked");
         locks.row_of("savings", "id", 2_i64).lock(&mut tx).await.expect("nothing inherits from it");
         assert_eq!(free(&pool, "account").await, [1, 2, 3]);
+        tx.rollback().await.expect("rollback");
     }
 }
