@@ -85,8 +85,7 @@ impl Sweeper {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable),
-    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`], [`Error::NotMigrated`].
     ///
     /// # Cancel safety
     ///
