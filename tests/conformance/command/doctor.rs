@@ -350,14 +350,9 @@ async fn missing_rights_are_named_with_their_table() {
     let report = doctor(&user.url, 1).await;
     report.assert("tables", "ok", "up to date");
     report.assert("rights", "fail", "no INSERT, UPDATE on sqlock_lease");
-    for table in [
-        "sqlock_note",
-        "sqlock_entry",
-        "sqlock_row",
-        "sqlock_idem",
-        "sqlock_idem_step",
-        "sqlock_idem_resolution",
-    ] {
+    for table in
+        ["sqlock_note", "sqlock_entry", "sqlock_row", "sqlock_idem", "sqlock_idem_step", "sqlock_idem_resolution"]
+    {
         report.assert("rights", "fail", &format!("no INSERT, UPDATE, DELETE on {table}"));
     }
     user.grant("INSERT, DELETE").await;
