@@ -106,8 +106,11 @@ async fn documented_rights_suffice_for_leases() {
     let payments = Idempotency::new(&role.locks);
     let key = IdempotencyKey::new("alice", "k");
     assert_refused(payments.attempt(&key, &Fingerprint::of(["a"])).await);
-    let ended = end(bare(&["-D", &role.user.url, "doctor"])).await.expect(0);
-    assert!(ended.stdout.contains("no DELETE on sqlock_lease"), "{}", ended.stdout);
+    // MySQL and MariaDB hide the other tables from this user: they are missing for all it can see.
+    if DATABASE == Database::Postgres {
+        let ended = end(bare(&["-D", &role.user.url, "doctor"])).await.expect(0);
+        assert!(ended.stdout.contains("no DELETE on sqlock_lease"), "{}", ended.stdout);
+    }
     role.end().await;
 }
 
