@@ -14,7 +14,11 @@ pub struct Process {
 
 /// Lists all processes that `/proc` shows.
 pub fn list() -> Vec<Process> {
-    ids().filter_map(|pid| parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)).collect()
+    ids().filter_map(read).collect()
+}
+
+fn read(pid: Pid) -> Option<Process> {
+    parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Lists the directories of `/proc` that are processes.
@@ -60,7 +64,7 @@ pub fn is_complete() -> bool {
 
 /// Returns whether a process is stopped. `true` if this is unknown.
 pub fn is_stopped(pid: Pid) -> bool {
-    !is_complete() || list().iter().any(|process| process.pid == pid && process.is_stopped)
+    !is_complete() || read(pid).is_some_and(|process| process.is_stopped)
 }
 
 /// Returns whether no shell is left that could continue this process's group: no member has a parent
