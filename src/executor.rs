@@ -282,9 +282,14 @@ impl QueueState {
         !(self.urgent.is_empty() && self.ready.is_empty())
     }
 
+    /// Returns whether a task waits for a worker.
+    fn has_waiting(&self) -> bool {
+        self.has_ready() || !self.delayed.is_empty()
+    }
+
     /// Returns whether a task waits for a worker or for its answer.
     fn has_tasks(&self) -> bool {
-        self.busy > 0 || self.has_ready() || !self.delayed.is_empty()
+        self.busy > 0 || self.has_waiting()
     }
 
     fn next_ready(&mut self) -> Option<Box<dyn Pending>> {
@@ -448,12 +453,12 @@ impl Queue {
                     && let Some(task) = state.next_task()
                 {
                     // Another worker may be asleep while more than one task is there.
-                    if state.has_ready() || !state.delayed.is_empty() {
+                    if state.has_waiting() {
                         self.wake(&state);
                     }
                     return Some(task);
                 }
-                if state.is_closed && !state.has_ready() && state.delayed.is_empty() {
+                if state.is_closed && !state.has_waiting() {
                     // A worker without a connection may have left the last task to this one.
                     self.spare.notify_waiters();
                     return None;
