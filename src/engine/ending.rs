@@ -314,8 +314,9 @@ impl Engine {
                 self.send(now, name, Step::Transition { given_up }, body);
             }
             decision => {
-                let remaining = if let Decision::Wait(remaining) = decision { remaining } else { None };
-                if matches!(decision, Decision::Wait(_)) {
+                let mut remaining = None;
+                if let Decision::Wait(at_most) = decision {
+                    remaining = at_most;
                     let has_entry = |waiter: &Waiter| queue.waiting().any(|entry| entry.id == waiter.claim.id);
                     for waiter in state.waiters.iter_mut().filter(|waiter| has_entry(waiter)) {
                         if waiter.report_wait() {
