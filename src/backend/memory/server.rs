@@ -81,12 +81,11 @@ impl MemoryServer {
     /// Makes another owner hold a name. Returns `false` if a client holds the name or waits for it.
     pub(crate) fn refuse(&self, name: &LockName) -> bool {
         let (random, now) = (Owner::random(), self.now());
-        let client = ClientId::from_u128(uuid::Uuid::new_v4().as_u128());
         let claim = Claim {
             name: name.clone(),
             id: LeaseId::from_u128(uuid::Uuid::new_v4().as_u128()),
             owner: random,
-            client,
+            client: ClientId::from_u128(uuid::Uuid::new_v4().as_u128()),
             is_kept: false,
             mode: Mode::Exclusive,
             ttl: CENTURY,
@@ -102,7 +101,7 @@ impl MemoryServer {
         if granted.is_none()
             && let Some(Response::Read(Some(queue))) =
                 state.execute(now, &Request::Read { name: name.clone(), limit: u32::MAX })
-            && let Decision::Apply(transition) = decide(name, &queue, client, None, Some(&claim))
+            && let Decision::Apply(transition) = decide(name, &queue, claim.client, None, Some(&claim))
             && matches!(transition.change, HolderChange::Claim(_))
             && let Some(Response::Transitioned(Some(grants))) = state.execute(now, &Request::Transition(transition))
         {
