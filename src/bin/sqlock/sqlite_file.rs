@@ -99,9 +99,10 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     })
 }
 
-/// Returns whether another process excludes this one, by SQLITE_BUSY or an extended code of it.
+/// Returns whether another process excludes this one, by SQLITE_BUSY or an extended code of it, whose
+/// last byte is the primary code.
 #[cfg(feature = "sqlite")]
-fn is_busy(error: &dyn sqlx::error::DatabaseError) -> bool {
+pub fn is_busy(error: &dyn sqlx::error::DatabaseError) -> bool {
     const BUSY: u32 = 5;
     error.code().and_then(|code| code.parse::<u32>().ok()).is_some_and(|code| code & 0xff == BUSY)
 }

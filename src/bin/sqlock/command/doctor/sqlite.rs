@@ -228,9 +228,7 @@ async fn check_rights(conn: &mut SqliteConnection, file: &Path) -> Result<Check,
     let check = match query::<Sqlite>(conn, sql::LOCK).await {
         Ok(_) => check,
         Err(Error::Database(error)) => {
-            // The last byte of an extended result code is the primary code: 5 is BUSY.
-            let code: u32 = error.code().and_then(|code| code.parse().ok()).unwrap_or(0);
-            if code & 0xff == 5 {
+            if sqlite_file::is_busy(&*error) {
                 let advice = "End the long transaction in this file: until then leases cannot be renewed.";
                 check.warn("another process has been writing for 2 s", advice)
             } else {
