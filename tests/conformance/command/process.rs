@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use rustix::process::geteuid;
+use sqlock::Locks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
@@ -397,8 +398,7 @@ async fn signals_do_not_end_a_standby_candidate() {
     candidate.prints("up").await;
     let locks = beside(&db).await;
     let next = tokio::spawn(locks.lease("a").acquire());
-    let token = held(&locks, "a").await.expect("held").token;
-    assert!(locks.evict("a", token).await.expect("evicted"));
+    take_away(&locks).await;
     let next = soon("the turn of the next", next).await.expect("no panic").expect("acquired");
     candidate.says("acquiring again").await;
     candidate.says("waiting for").await;
@@ -420,8 +420,7 @@ async fn candidate_told_to_end_does_not_acquire_again() {
     candidate.signal(rustix::process::Signal::TERM);
     candidate.prints("told").await;
     let locks = beside(&db).await;
-    let token = held(&locks, "a").await.expect("held").token;
-    assert!(locks.evict("a", token).await.expect("evicted"));
+    take_away(&locks).await;
     candidate.end().await.expect(79);
 }
 
@@ -434,8 +433,7 @@ async fn candidate_that_survives_a_hangup_acquires_again() {
     candidate.signal(rustix::process::Signal::HUP);
     candidate.prints("reloaded").await;
     let locks = beside(&db).await;
-    let token = held(&locks, "a").await.expect("held").token;
-    assert!(locks.evict("a", token).await.expect("evicted"));
+    take_away(&locks).await;
     candidate.prints("up").await;
     candidate.signal(rustix::process::Signal::TERM);
     candidate.end().await.expect(143);
@@ -464,8 +462,7 @@ async fn candidate_reports_end_of_command_beside_orphans_of_earlier_ones() {
     candidate.prints("up").await;
     let locks = beside(&db).await;
     for _ in 0..4 {
-        let token = held(&locks, "a").await.expect("held").token;
-        assert!(locks.evict("a", token).await.expect("evicted"));
+        take_away(&locks).await;
         candidate.prints("up").await;
     }
     candidate.signal(rustix::process::Signal::QUIT);
@@ -994,6 +991,12 @@ impl Shell {
 }
 
 // ---- more eyes
+
+/// Evicts the holder of "a".
+async fn take_away(locks: &Locks) {
+    let token = held(locks, "a").await.expect("held").token;
+    assert!(locks.evict("a", token).await.expect("evicted"));
+}
 
 async fn evict(fixture: &CommandFixture, name: &str) -> bool {
     let token = u64::try_from(fixture.row(name).await.token).expect("tokens are positive");
