@@ -9,6 +9,7 @@ use sqlx::{AssertSqlSafe, Executor, Pool};
 
 use super::exit::Guarded;
 use crate::conformance::schema::Restricted;
+use crate::conformance::security::Role;
 use crate::support::command::{ClosedPort, Ended, bare, beside, end, run};
 use crate::support::server::{Options, PgBouncer, Server};
 use crate::support::{Database, Fresh, empty, empty_on};
@@ -326,6 +327,17 @@ async fn lease_ahead_of_the_clock_is_a_warning() {
 }
 
 // ---- rights
+
+#[tokio::test]
+async fn documented_rights_for_leases_are_a_warning() {
+    // SQLite has no users. MySQL and MariaDB hide the other tables from this user: they are missing for all it can see.
+    if DATABASE != Database::Postgres {
+        return;
+    }
+    let role = Role::for_tasks(&["leases"]).await;
+    doctor(&role.user.url, 0).await.assert("rights", "warn", "no DELETE on sqlock_lease");
+    role.end().await;
+}
 
 #[tokio::test]
 async fn missing_rights_are_named_with_their_table() {
