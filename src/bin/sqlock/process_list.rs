@@ -1,5 +1,7 @@
 //! The list of all processes: what Linux shows in `/proc`. Empty on other systems.
 
+use std::iter;
+
 use nix::unistd::{Pid, getpgrp, getpid, getsid};
 
 /// A process, as `/proc/PID/stat` shows it.
@@ -24,14 +26,36 @@ fn read(pid: Pid) -> Option<Process> {
 /// Lists the directories of `/proc` that are processes.
 pub fn ids() -> impl Iterator<Item = Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
+    entries.filter_map(|entry| to_pid(entry.file_name().to_str()?))
+}
+
+fn to_pid(number: &str) -> Option<Pid> {
+    number.parse().ok().map(Pid::from_raw)
+}
+
+/// Lists the children of a process, their children, and so on. May miss some while processes start
+/// and end, and is empty where the kernel keeps no lists of children.
+pub fn descendants(ancestor: Pid) -> impl Iterator<Item = Pid> {
+    let (mut found, mut next) = (children(ancestor), 0);
+    iter::from_fn(move || {
+        let pid = *found.get(next)?;
+        next += 1;
+        found.extend(children(pid));
+        Some(pid)
+    })
+}
+
+fn children(parent: Pid) -> Vec<Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(to_pid).collect::<Vec<_>>()).collect()
 }
 
 /// Parses a line of `/proc/PID/stat`. The state, the parent, the group and the session follow the
 /// name in parentheses; the 18th field after the name is the number of threads.
 fn parse(pid: Pid, stat: &str) -> Option<Process> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let id = |i: usize| Some(Pid::from_raw(fields.get(i)?.parse().ok()?));
+    let id = |i: usize| to_pid(fields.get(i)?);
     // A process whose first thread has ended looks like a zombie while others run.
     let is_zombie = matches!(*fields.first()?, "Z" | "X") && matches!(*fields.get(17)?, "0" | "1");
     let is_stopped = *fields.first()? == "T";
@@ -53,7 +77,7 @@ pub fn local_pid(shown: Pid) -> Option<Pid> {
 fn namespace_pids(process: &str) -> Option<Vec<Pid>> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    pids.split_whitespace().map(|pid| Some(Pid::from_raw(pid.parse().ok()?))).collect()
+    pids.split_whitespace().map(to_pid).collect()
 }
 
 /// Returns whether `/proc` shows all processes of this PID namespace by their PIDs: it may be the
@@ -82,7 +106,32 @@ pub fn is_own_group_orphaned() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    #[test]
+    fn descendants_include_grandchildren() -> io::Result<()> {
+        if !cfg!(target_os = "linux") {
+            return Ok(());
+        }
+        let mut shell = Command::new("sh");
+        // The shell kills its child when its input ends.
+        shell.args(["-c", "sleep 1000 & echo $!; read line; kill $!"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = shell.spawn()?;
+        let mut child = String::new();
+        if let Some(stdout) = shell.stdout.as_mut() {
+            BufReader::new(stdout).read_line(&mut child)?;
+        }
+        let found: Vec<_> = descendants(getpid()).collect();
+        drop(shell.stdin.take());
+        shell.wait()?;
+        for expected in [Some(Pid::from_raw(shell.id().cast_signed())), to_pid(child.trim())] {
+            assert!(expected.is_some_and(|pid| found.contains(&pid)), "{expected:?} is not in {found:?}");
+        }
+        Ok(())
+    }
 
     #[test]
     fn stat_is_read_after_the_name() {

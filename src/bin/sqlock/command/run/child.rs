@@ -7,7 +7,7 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid};
 use sqlock::Owner;
 
 use super::process_tree::ProcessTree;
@@ -129,7 +129,7 @@ impl Child {
 
     /// Kills the command and all processes that it has started.
     pub fn kill(&self) {
-        self.process_tree.kill();
+        self.process_tree.kill(getpid());
     }
 }
 

@@ -30,19 +30,31 @@ impl ProcessTree {
         std::env::var(Self::MARKER_VARIABLE).map_or_else(|_| marker.to_owned(), |outer| format!("{outer},{marker}"))
     }
 
-    /// Kills all processes.
-    pub fn kill(&self) {
+    /// Kills all processes. `sqlock` is the process that has started the command.
+    pub fn kill(&self, sqlock: Pid) {
         let _ = killpg(self.group, Signal::SIGKILL);
+        // sqlock adopts the command's orphans. To look at all processes takes long on a busy machine.
+        self.kill_detached(process_list::descendants(sqlock));
         // Detached processes may be starting others: look again until none is seen twice in a row,
         // for 5 seconds at most.
         let (mut unseen, give_up) = (0, now().saturating_add(nanos(Duration::from_secs(5))));
         while unseen < 2 && now() < give_up {
-            let detached = self.find_detached();
-            unseen = if detached.is_empty() { unseen + 1 } else { 0 };
-            for pid in detached {
+            unseen = if self.kill_detached(process_list::ids()) { 0 } else { unseen + 1 };
+        }
+    }
+
+    /// Kills the living processes with the marker that are not in the group. Returns whether there
+    /// were any.
+    fn kill_detached(&self, processes: impl Iterator<Item = Pid>) -> bool {
+        let mut found = false;
+        // The PID that is shown can be that of an unrelated process here.
+        for pid in processes.filter(|shown| self.has_marker(*shown)).filter_map(process_list::local_pid) {
+            if getpgid(Some(pid)) != Ok(self.group) {
+                found = true;
                 let _ = kill(pid, Signal::SIGKILL);
             }
         }
+        found
     }
 
     /// Returns whether the group has processes and all of them are zombies. `false` if this is
@@ -56,14 +68,6 @@ impl ProcessTree {
         let processes = process_list::list();
         let mut group = processes.iter().filter(|process| process.group == self.group).peekable();
         group.peek().is_some() && group.all(|process| process.is_zombie)
-    }
-
-    /// Finds living processes with the marker that are not in the group.
-    fn find_detached(&self) -> Vec<Pid> {
-        let marked = process_list::ids().filter(|shown| self.has_marker(*shown));
-        // The PID that is shown can be that of an unrelated process here.
-        let pids = marked.filter_map(process_list::local_pid);
-        pids.filter(|pid| getpgid(Some(*pid)) != Ok(self.group)).collect()
     }
 
     /// Returns whether a process of the list has the marker in its environment.

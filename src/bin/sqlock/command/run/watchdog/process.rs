@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::unistd::getppid;
 
 use super::alarm::Alarm;
 use super::message::{ARGUMENT, Instructions, KILLED, SIGNALED};
@@ -59,7 +60,7 @@ impl WatchdogProcess {
                 Received::Shutdown => return,
                 Received::Disconnected => {
                     if let Some(instructions) = &self.instructions {
-                        instructions.process_tree.kill();
+                        instructions.process_tree.kill(getppid());
                     }
                     return;
                 }
@@ -75,7 +76,7 @@ impl WatchdogProcess {
         if schedule.is_kill_due() {
             self.stage = Stage::Killed;
             report(KILLED);
-            process_tree.kill();
+            process_tree.kill(getppid());
             return None;
         }
         if schedule.is_signal_due() && self.stage == Stage::Running {
