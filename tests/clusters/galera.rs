@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use sqlock::{Error, Lease, Locks};
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
 use super::server::{Options, Server};
@@ -229,6 +230,48 @@ async fn lagging_node_does_not_report_lease_as_lost() {
         lease.release().await.unwrap_or_else(|e| panic!("{i}: released: {e}"));
     }
     println!("{behind} of 150 fenced transactions reached a node before the lease did");
+}
+
+/// An attempt that begins on another node, while a transaction stores a step, sees the step, or the
+/// transaction fails.
+#[tokio::test]
+async fn attempt_on_another_node_sees_committed_steps() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let nodes = cluster().await;
+    let pool = pool(&nodes[0]);
+    let (first, second) = (locks(&nodes, 0).await, locks(&nodes, 1).await);
+    let (here, there) = (Idempotency::new(&first), Idempotency::new(&second).wait(Duration::from_secs(30)));
+    let (mut committed, mut failed) = (0, 0);
+    for i in 0..500 {
+        let (key, request) = (IdempotencyKey::new("alice", format!("k{i}")), Fingerprint::of(["charge"]));
+        let Outcome::New(attempt) = here.attempt(&key, &request).await.expect("attempt") else {
+            panic!("{i}: nobody has asked before");
+        };
+        let mut tx = pool.begin().await.expect("a transaction");
+        attempt.record_step(&mut tx, "charge", &1).await.expect("step");
+        let name = attempt.lease().name().to_string();
+        assert!(second.evict(&name, attempt.token()).await.expect("evict"));
+        let commit = async {
+            // The commit meets the beginning of the next attempt within some microseconds, which are less
+            // than a timer can wait.
+            let until = Instant::now() + Duration::from_micros(1000 + i % 100 * 15);
+            while Instant::now() < until {
+                yield_now().await;
+            }
+            tx.commit().await
+        };
+        let next = async {
+            let Outcome::New(next) = soon("the next attempt", there.attempt(&key, &request)).await.expect("attempt")
+            else {
+                panic!("{i}: the first attempt has not ended");
+            };
+            next.recall::<i64>("charge").await.expect("recall")
+        };
+        let (commit, seen) = tokio::join!(commit, next);
+        assert_eq!(seen, commit.as_ref().ok().map(|()| 1), "{i}: {commit:?}");
+        *if commit.is_ok() { &mut committed } else { &mut failed } += 1;
+    }
+    println!("{committed} steps were seen, {failed} failed");
 }
 
 #[tokio::test]

@@ -119,14 +119,15 @@ pub(super) async fn forget<DB: RecordDialect>(
 }
 
 /// Locks the record for this transaction, so that no other attempt begins on this server before it
-/// ends. (On another node of a Galera cluster, a beginning attempt makes this transaction fail.)
-/// Returns `false` if the attempt with this token is not the latest.
+/// ends. Of this transaction and an attempt that begins on another node of a Galera cluster, one
+/// fails: both write the record. Returns `false` if the attempt with this token is not the latest.
 pub(crate) async fn lock_attempt<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
     token: i64,
 ) -> Result<bool, sqlx::Error> {
-    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET token = token WHERE id = ");
+    let mut query = QueryBuilder::new("UPDATE sqlock_idem SET ");
+    query.push(DB::REWRITE).push(" WHERE id = ");
     DB::push_text(&mut query, id);
     query.push(" AND state = 'started' AND token = ");
     DB::push_integer(&mut query, token);
