@@ -34,6 +34,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 use tokio::time::timeout;
 
+use self::script::Sending;
 use self::store::Flavor;
 use super::dialect::Column;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
@@ -96,7 +97,8 @@ impl Backend for MySqlBackend {
                 conn.execute(SYNC).await?;
             }
             self.on_galera.store(on_galera, Ordering::Relaxed);
-            Ok(Box::new(MySqlStore { conn, flavor }) as Box<dyn Store>)
+            let sending = if on_galera { Sending::OneByOne } else { Sending::OneText };
+            Ok(Box::new(MySqlStore { conn, flavor, sending }) as Box<dyn Store>)
         })
     }
 
@@ -197,6 +199,7 @@ const SYNC: &str = "SET SESSION wsrep_sync_wait = 7";
 struct MySqlStore {
     conn: MySqlConnection,
     flavor: Flavor,
+    sending: Sending,
 }
 
 // In whole seconds.
@@ -211,7 +214,7 @@ SELECT TIMESTAMPDIFF(MICROSECOND, MIN(installed_on), SYSDATE(6)) - 1000000 FROM 
 impl LeaseStore for MySqlStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
-            let answer = store::execute(&mut self.conn, self.flavor, request).await;
+            let answer = store::execute(&mut self.conn, self.flavor, self.sending, request).await;
             // The server checks rights before it looks for the table.
             // https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
             match answer {
@@ -225,7 +228,7 @@ impl LeaseStore for MySqlStore {
     }
 
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
-        Box::pin(batch::execute(&mut self.conn, batch))
+        Box::pin(batch::execute(&mut self.conn, self.sending, batch))
     }
 }
 

@@ -120,6 +120,10 @@
 //! - A fence on a node that has not received the lease yet fails with
 //!   [`FenceError::StaleSnapshot`], likewise a conflict.
 //!
+//! In your own transactions, send one statement at a time: when several are sent as one text
+//! (`sqlx::raw_sql`), MariaDB (seen with 10.11) does not report that another node's commit has
+//! aborted the transaction between two of them, and commits those that follow.
+//!
 //! Row locks ([`Locks::row`]) are those of one node. Session locks are refused. When a node is
 //! killed, the others pause until they notice (`evs.suspect_timeout`, 5 seconds by default): take
 //! this pause into account with short TTLs.

@@ -1,11 +1,12 @@
 //! MariaDB Galera: a cluster of three nodes, all of which accept writes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
-use sqlock::{Error, Lease, Locks};
+use sqlock::{Error, Lease, Locks, Owner};
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::task::{JoinSet, yield_now};
@@ -272,6 +273,73 @@ async fn attempt_on_another_node_sees_committed_steps() {
         *if commit.is_ok() { &mut committed } else { &mut failed } += 1;
     }
     println!("{committed} steps were seen, {failed} failed");
+}
+
+/// An acquisition joins the lease of its owner on one node, while the lease is released on another
+/// and handed over.
+#[tokio::test]
+async fn owner_does_not_join_lease_that_is_handed_over_on_another_node() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let nodes = cluster().await;
+    let (first, second, third) = (locks(&nodes, 0).await, locks(&nodes, 1).await, locks(&nodes, 2).await);
+    let joiner = locks(&nodes, 0).await;
+    let mut joined = 0;
+    for i in 0..200 {
+        let (owner, name) = (Owner::random(), format!("name/{i}"));
+        let one = first.lease(&name).owner(owner).acquire().await.expect("acquire");
+        let two = second.lease(&name).owner(owner).acquire().await.expect("acquire again");
+        one.release().await.expect("release");
+        let waiter = third.lease(&name).acquire();
+        let waiter = tokio::spawn(waiter);
+        until("a waiter", async || first.waiters(&name).await.expect("waiters").len() == 1).await;
+        let at = Instant::now() + Duration::from_micros(i % 100 * 30);
+        let release = async {
+            while Instant::now() < at {
+                yield_now().await;
+            }
+            two.release().await
+        };
+        let join = joiner.lease(&name).owner(owner).try_acquire();
+        let (release, join) = tokio::join!(release, join);
+        release.expect("release");
+        let holders = second.holders(&name).await.expect("holders");
+        let tokens: BTreeSet<_> = holders.iter().map(|holder| holder.token).collect();
+        assert!(tokens.len() <= 1, "{i}: {holders:?}");
+        if let Some(lease) = join.expect("an answer") {
+            joined += 1;
+            lease.release().await.expect("release");
+        }
+        soon("the hand-over", waiter).await.expect("no panic").expect("acquire").release().await.expect("release");
+    }
+    println!("{joined} of 200 joined");
+}
+
+/// Readers and writers on all nodes: each grant is in force until its release.
+#[tokio::test]
+async fn grants_of_all_nodes_stay_in_force() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let nodes = cluster().await;
+    let inside = Arc::new(AtomicI64::new(0));
+    let mut clients = JoinSet::new();
+    for client in 0..6 {
+        let (locks, inside) = (locks(&nodes, client % 3).await, Arc::clone(&inside));
+        clients.spawn(async move {
+            let mut is_reader = client % 2 == 0;
+            for i in 0..*TIMES / 6 {
+                is_reader = !is_reader;
+                let request = locks.lease("a");
+                let request = if is_reader { request.shared() } else { request };
+                let lease = soon("a grant", request.acquire()).await.expect("acquire");
+                // A writer counts as many readers.
+                let (weight, limit) = if is_reader { (1, 1000) } else { (1000, 1) };
+                assert!(inside.fetch_add(weight, Ordering::SeqCst) < limit, "{client}, {i}: two holders");
+                yield_now().await;
+                inside.fetch_sub(weight, Ordering::SeqCst);
+                lease.release().await.unwrap_or_else(|e| panic!("{client}, {i}: {e}"));
+            }
+        });
+    }
+    clients.join_all().await;
 }
 
 #[tokio::test]

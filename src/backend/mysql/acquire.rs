@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::mysql::MySqlQueryResult;
 use sqlx::{MySqlConnection, Row as _};
 
-use super::script::{Script, id_literal, name_literal, read_flag, text_literal};
+use super::script::{Script, Sending, id_literal, name_literal, read_flag, text_literal};
 use super::store::{MySqlQuery, token};
 use crate::backend::micros;
 use crate::backend::stored::{ENTRIES, NO_ID, client_text};
@@ -83,13 +83,14 @@ const TRIES: usize = 4;
 
 pub(super) async fn acquire(
     conn: &mut MySqlConnection,
+    sending: Sending,
     claim: &Claim,
 ) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
     let mut refusal = HolderNow::Unknown;
     for _ in 0..TRIES {
         let (code, granted) = match claim.mode {
             Mode::Exclusive => acquire_exclusive(conn, claim).await?,
-            Mode::Shared { units, permits } => acquire_share(conn, claim, (units, permits)).await?,
+            Mode::Shared { units, permits } => acquire_share(conn, sending, claim, (units, permits)).await?,
         };
         let granted = match code {
             _ if granted.is_some() => granted,
@@ -199,6 +200,7 @@ const SHARE_RESULT: &str = "SELECT CAST(@sqlock_state AS UNSIGNED), CAST(@sqlock
 /// needs a transaction. Returns the code of the row, and the token if it was granted.
 async fn acquire_share(
     conn: &mut MySqlConnection,
+    sending: Sending,
     claim: &Claim,
     (units, permits): (u32, u32),
 ) -> Result<(u64, Option<u64>), sqlx::Error> {
@@ -217,7 +219,7 @@ async fn acquire_share(
         // deadlock on upgrading it.
         sqlx::query(CREATE_FREE).bind(claim.name.as_str().as_bytes()).execute(&mut *conn).await?;
     }
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(SHARE_LOCK, &[name]);
     script.add(SHARE_CHECK, &[units, permits, id, id, units, permits, owner, name]);
     script.add(SHARE_DECIDE, &[name]);
@@ -342,17 +344,20 @@ SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(
        owner = VALUES(owner), is_kept = 1, units = 0, permits = 0, token = VALUES(token), arrived_at = 0,
        acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)");
 
-const JOIN_SHARE: &str = "UPDATE sqlock_lease SET id = 'entries', client = '' WHERE name = @sqlock_name";
+// The row is written although it may have entries already: on Galera, a hand-over on another node
+// conflicts only with what this transaction writes. Entries have an expiry of their own.
+const JOIN_SHARE: &str =
+    "UPDATE sqlock_lease SET id = 'entries', client = '', expires_at = expires_at + 1 WHERE name = @sqlock_name";
 
 #[rustfmt::skip]
 const JOIN_RESULT: &str = "
 SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
-pub(super) async fn join(conn: &mut MySqlConnection, claim: &Claim) -> Result<Joined, sqlx::Error> {
+pub(super) async fn join(conn: &mut MySqlConnection, sending: Sending, claim: &Claim) -> Result<Joined, sqlx::Error> {
     let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
     let ttl = &*micros(claim.ttl).to_string();
     let (holder, label) = (&*text_literal(&claim.holder), &*text_literal(&claim.label));
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(JOIN_LOCK, &[name, owner]);
     script.add(JOIN_CHECK, &[id, owner, name, owner]);
     script.add(JOIN_DECIDE, &[name]);

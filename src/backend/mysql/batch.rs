@@ -11,7 +11,7 @@ use sqlx::{MySqlConnection, Row as _};
 
 use super::acquire::heartbeat_client;
 use super::queue::poll_many;
-use super::script::{Script, id_literal, list, name_literal, text_literal};
+use super::script::{Script, Sending, id_literal, list, name_literal, text_literal};
 use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
 use crate::name::LockName;
@@ -68,22 +68,30 @@ const FREE: &str = "
 SELECT l.name, l.token, 1 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id = '' AND l.token IN (?)";
 
 /// Carries out the requests of a batch. `None`: the request changed nothing.
-pub(super) async fn execute(conn: &mut MySqlConnection, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
+pub(super) async fn execute(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    batch: &Batch,
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
     match batch {
-        Batch::Acquire(claims) => acquire(conn, claims).await,
-        Batch::Release(releases) => release(conn, releases).await,
+        Batch::Acquire(claims) => acquire(conn, sending, claims).await,
+        Batch::Release(releases) => release(conn, sending, releases).await,
         Batch::Poll(polls) => poll_many(conn, polls).await,
     }
 }
 
-async fn acquire(conn: &mut MySqlConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+async fn acquire(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    claims: &[Claim],
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(claims, |claim| name_literal(&claim.name));
     let mut sorted: Vec<&Claim> = claims.iter().collect();
     sorted.sort_by_key(|claim| &claim.name);
     let by_name = |literal: fn(&Claim) -> String| {
         value_by_name(&sorted.iter().map(|claim| (&claim.name, literal(claim))).collect::<Vec<_>>())
     };
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(LOCK_FREE, &[names]);
     script.add(COUNT_FREE, &[names]);
     let (id, owner) = (by_name(|claim| id_literal(claim.id)), by_name(|claim| id_literal(claim.owner)));
@@ -121,11 +129,15 @@ fn value_by_name(values: &[(&LockName, String)]) -> String {
     }
 }
 
-async fn release(conn: &mut MySqlConnection, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+async fn release(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    releases: &[Release],
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(releases, |release| name_literal(&release.name));
     let ids = &*list(releases, |release| id_literal(release.id));
     let tokens = &*list(releases, |release| release.token.to_string());
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(LOCK_HELD, &[names, ids, tokens]);
     script.add(COUNT_HELD, &[names, ids, tokens]);
     script.add(HELD, &[names, ids, tokens]);

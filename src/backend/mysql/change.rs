@@ -3,7 +3,7 @@
 use sqlx::{MySqlConnection, Row as _};
 
 use super::queue::read_row;
-use super::script::{AMENDED, LOCK_NAME, Script, amended, id_literal, name_literal, read_flag};
+use super::script::{AMENDED, LOCK_NAME, Script, Sending, amended, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
 use crate::name::LockName;
@@ -62,7 +62,7 @@ fn bind_extended<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str
 
 pub(super) async fn extend(
     conn: &mut MySqlConnection,
-    flavor: Flavor,
+    (flavor, sending): (Flavor, Sending),
     extension: &Extension,
 ) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, .. } = extension;
@@ -95,7 +95,7 @@ pub(super) async fn extend(
         return Ok(Amended::NotHeld);
     }
     if id.is_none() {
-        return extend_entries(conn, extension).await;
+        return extend_entries(conn, sending, extension).await;
     }
     let query = bind_extended(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &new_id).bind(bytes).bind(bytes);
     let query = query.bind(&old_id).bind(&new_id).bind(token.get()).bind(&dropped_client);
@@ -133,7 +133,11 @@ UPDATE sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
    SET ", extended!("e"), "
  WHERE e.name = @sqlock_name AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
-async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
+async fn extend_entries(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    extension: &Extension,
+) -> Result<Amended, sqlx::Error> {
     let (name, token) = (&*name_literal(&extension.name), &*extension.token.get().to_string());
     let (change, client) = match extension.keeper {
         Keeper::Same => ("0", id_literal("")),
@@ -142,7 +146,7 @@ async fn extend_entries(conn: &mut MySqlConnection, extension: &Extension) -> Re
     };
     let dropped_client = if change == "2" { &*client } else { "NULL" };
     let (ttl, lasts) = (extension.ttl.map_or(0, micros).to_string(), micros(extension.lasts).to_string());
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(EXTEND_LOCK, &[name, token, dropped_client]);
     script.add(EXTEND_CHECK, &[name, token, dropped_client]);
     script.add(EXTEND_DECIDE, &[name]);
@@ -207,6 +211,7 @@ SELECT CAST(@sqlock_held OR @sqlock_only AS SIGNED),
 
 pub(super) async fn downgrade(
     conn: &mut MySqlConnection,
+    sending: Sending,
     name: &LockName,
     id: LeaseId,
     token: FencingToken,
@@ -214,7 +219,7 @@ pub(super) async fn downgrade(
     let (name, id, token) = (&*name_literal(name), &*id_literal(id), &*token.get().to_string());
     let (units, permits) = Mode::READ.stored();
     let (units, permits) = (&*units.to_string(), &*permits.to_string());
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(DOWNGRADE_LOCK, &[name, id, token]);
     script.add(DOWNGRADE_LOCK_ENTRY, &[name, id, token]);
     let (shared, held) = ([name, id, token, units, permits], [name, id, token]);
@@ -301,9 +306,9 @@ const ASK_LEASE: &str = "UPDATE sqlock_lease SET asked = token WHERE name = @sql
 
 const ASK_RESULT: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED)";
 
-pub(super) async fn ask(conn: &mut MySqlConnection, name: &LockName) -> Result<Asked, sqlx::Error> {
+pub(super) async fn ask(conn: &mut MySqlConnection, sending: Sending, name: &LockName) -> Result<Asked, sqlx::Error> {
     let name = &*name_literal(name);
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(LOCK_NAME, &[name]);
     script.add(ASK_LOCK_CLIENTS, &[name, name]);
     script.add(ASK_CHECK, &[name; 4]);

@@ -8,6 +8,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection}
 use super::batch;
 use super::configure;
 use super::fence::fence;
+use super::script::Sending;
 use super::store::{self, Flavor};
 use crate::backend::differential::{Database, Tables, compare, read_client, read_entry, read_lease};
 use crate::backend::fence::{FenceCheck, FenceOutcome};
@@ -82,11 +83,11 @@ impl Database for Server {
         // One of the connections carries requests out as batches.
         if connection == 0
             && let Some(batch) = Batch::of(request)
-            && let Some(response) = batch::execute(connection_of, &batch).await?.remove(0)
+            && let Some(response) = batch::execute(connection_of, Sending::OneText, &batch).await?.remove(0)
         {
             return Ok(response);
         }
-        store::execute(connection_of, self.flavor, request).await
+        store::execute(connection_of, self.flavor, Sending::OneText, request).await
     }
 
     async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {

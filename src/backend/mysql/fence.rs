@@ -105,29 +105,28 @@ const POLLS: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 // The nodes of a Galera cluster do not see each other's locks. But of two transactions that write a
-// row on different nodes, only one can commit. So the fence writes the row twice and restores it;
-// an update without a change would not be a write. Selects the holder, whether it is the holding,
-// whether the transaction sees it, and whether a later holding, or the loss of this one, is known
-// here. Bind order: id, token, token, token, name, then name, id, token twice.
+// row on different nodes, only one can commit. So the fence writes the row: it expires a microsecond
+// later. Each statement is a command of its own: see `Sending::OneByOne`. The first one selects the
+// holder, whether it is the holding, whether the transaction sees it, and whether a later holding, or
+// the loss of this one, is known here. Bind order: id, token, token, token, name.
 #[rustfmt::skip]
-const WRITE_LEASE: &str = "
+const LOCK_LEASE: &str = "
 SELECT l.id, CAST(l.id = ? AND l.token = ? AS SIGNED),
        CAST(EXISTS (SELECT 1 FROM sqlock_lease AS s WHERE s.name = l.name AND s.id = l.id AND s.token = l.token) AS SIGNED),
        CAST(l.token > ? OR l.lost >= ? AS SIGNED)
   FROM sqlock_lease AS l WHERE l.name = ?
-   FOR UPDATE;
-UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = ?;
-UPDATE sqlock_lease SET token = -token WHERE name = ? AND id = ? AND token = -?";
+   FOR UPDATE";
+// Bind order: name, id, token.
+const WRITE_LEASE: &str = "UPDATE sqlock_lease SET expires_at = expires_at + 1 WHERE name = ? AND id = ? AND token = ?";
 
-// The same write for an entry; selects whether the transaction sees it. Bind order: name, id, token
-// three times.
+// The same for an entry; selects whether the transaction sees it. Bind order: name, id, token.
 #[rustfmt::skip]
-const WRITE_ENTRY: &str = "
+const LOCK_ENTRY: &str = "
 SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS s WHERE s.name = e.name AND s.id = e.id AND s.token = e.token) AS SIGNED)
   FROM sqlock_entry AS e WHERE e.name = ? AND e.id = ? AND e.token = ? AND e.owner <> ''
-   FOR UPDATE;
-UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = ? AND owner <> '';
-UPDATE sqlock_entry SET token = -token WHERE name = ? AND id = ? AND token = -? AND owner <> ''";
+   FOR UPDATE";
+// Bind order: name, id, token.
+const WRITE_ENTRY: &str = "UPDATE sqlock_entry SET expires_at = expires_at + 1 WHERE name = ? AND id = ? AND token = ?";
 
 /// Fences a transaction where several servers accept writes.
 async fn fence_by_writing(
@@ -136,18 +135,17 @@ async fn fence_by_writing(
 ) -> Result<FenceOutcome, sqlx::Error> {
     let verdict = |is_seen: i64| if is_seen != 0 { FenceOutcome::Fenced } else { FenceOutcome::StaleSnapshot };
     for _ in 0..POLLS {
-        let row =
-            first_row(conn, WRITE_LEASE, &[id, token, token, token, name, name, id, token, name, id, token]).await?;
-        if let Some(row) = row {
+        if let Some(row) = first_row(conn, LOCK_LEASE, &[id, token, token, token, name]).await? {
             let (holder, is_holding): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
             if is_holding != 0 {
+                first_row(conn, WRITE_LEASE, &[name, id, token]).await?;
                 return Ok(verdict(row.try_get(2)?));
             }
-            if holder == ENTRIES {
-                let entry = first_row(conn, WRITE_ENTRY, &[name, id, token, name, id, token, name, id, token]).await?;
-                if let Some(entry) = entry {
-                    return Ok(verdict(entry.try_get(0)?));
-                }
+            if holder == ENTRIES
+                && let Some(entry) = first_row(conn, LOCK_ENTRY, &[name, id, token]).await?
+            {
+                first_row(conn, WRITE_ENTRY, &[name, id, token]).await?;
+                return Ok(verdict(entry.try_get(0)?));
             }
             if row.try_get::<i64, _>(3)? != 0 {
                 return Ok(FenceOutcome::Superseded);

@@ -4,7 +4,7 @@ use sqlx::MySqlConnection;
 
 use super::acquire::Grant;
 use super::queue::read_row;
-use super::script::{AMENDED, LOCK_NAME, Script, amended, filled, id_literal, name_literal, read_flag};
+use super::script::{AMENDED, LOCK_NAME, Script, Sending, amended, filled, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
 use crate::backend::micros;
 use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
@@ -276,13 +276,14 @@ SELECT CAST(@sqlock_done AS SIGNED),
 
 pub(super) async fn withdraw(
     conn: &mut MySqlConnection,
+    sending: Sending,
     name: &LockName,
     id: LeaseId,
     except: Option<FencingToken>,
 ) -> Result<Withdrawn, sqlx::Error> {
     let (name, id) = (&*name_literal(name), &*id_literal(id));
     let except = &*except.map_or(-1, FencingToken::get).to_string();
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(WITHDRAW_LOCK_ENTRY, &[name, id, except]);
     script.add(WITHDRAW_LOCK_LEASE, &[name, name, id, except]);
     script.add(WITHDRAW_CHECK, &[name, id, except, name, name, id, except]);
@@ -367,11 +368,12 @@ DELETE e FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
 
 pub(super) async fn evict(
     conn: &mut MySqlConnection,
+    sending: Sending,
     name: &LockName,
     token: FencingToken,
 ) -> Result<Amended, sqlx::Error> {
     let (n, t) = (&*name_literal(name), &*token.get().to_string());
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(LOCK_NAME, &[n]);
     script.add(EVICT_LOCK_ENTRIES, &[n, t]);
     script.add(EVICT_LOCK_CLIENTS, &[n, t, n, t]);

@@ -1,4 +1,4 @@
-//! Transactions that are sent as one text.
+//! Transactions of several statements.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
@@ -7,26 +7,36 @@ use crate::backend::hex;
 use crate::name::LockName;
 use crate::protocol::Amended;
 
-/// A transaction that is sent as one text. The server does not wait for the client while rows are
-/// locked.
+/// How a server receives the statements of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sending {
+    /// As one text: the server does not wait for the client while rows are locked.
+    OneText,
+    /// One by one, on Galera. When another node's commit aborts a transaction between two statements
+    /// of one text, the server does not report it, and commits the later statements without the
+    /// earlier ones.
+    OneByOne,
+}
+
+/// A transaction.
 ///
 /// The script locks rows with SKIP LOCKED, counts them, checks the conditions, and sets
 /// `@sqlock_name` to the name, or to NULL if it must not continue. The writing statements look rows
 /// up by this variable, so they lock nothing when it is NULL. A variable keeps its value from the
 /// previous script, unless the SELECT that sets it returns exactly one row.
 pub(super) struct Script {
-    text: String,
+    sending: Sending,
+    statements: Vec<String>,
 }
 
 impl Script {
-    pub(super) fn new() -> Self {
-        Self { text: String::from("START TRANSACTION") }
+    pub(super) fn new(sending: Sending) -> Self {
+        Self { sending, statements: vec!["START TRANSACTION".into()] }
     }
 
     /// Adds a statement, with literals instead of its question marks.
     pub(super) fn add(&mut self, sql: &str, literals: &[&str]) {
-        self.text.push_str(";\n");
-        self.text.push_str(&filled(sql, literals));
+        self.statements.push(filled(sql, literals));
     }
 
     /// Commits, and returns the row of the SELECT `answer`, which runs after the commit.
@@ -43,16 +53,24 @@ impl Script {
     }
 
     async fn send(self, conn: &mut MySqlConnection) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        match sqlx::raw_sql(AssertSqlSafe(self.text)).fetch_all(&mut *conn).await {
-            Ok(rows) => Ok(rows),
-            Err(error @ sqlx::Error::Database(_)) => {
-                // The server carried out nothing after the statement that failed.
-                sqlx::raw_sql("ROLLBACK").execute(conn).await?;
-                Err(error)
+        let texts = match self.sending {
+            Sending::OneText => vec![self.statements.join(";\n")],
+            Sending::OneByOne => self.statements,
+        };
+        let mut rows = Vec::new();
+        for text in texts {
+            match sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(&mut *conn).await {
+                Ok(read) => rows.extend(read),
+                Err(error @ sqlx::Error::Database(_)) => {
+                    // The server carried out nothing after the statement that failed.
+                    sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+                    return Err(error);
+                }
+                // The server rolls back when the connection is closed.
+                Err(error) => return Err(error),
             }
-            // The server rolls back when the connection is closed.
-            Err(error) => Err(error),
         }
+        Ok(rows)
     }
 }
 

@@ -15,6 +15,7 @@ use sqlx::mysql::{MySqlArguments, MySqlDatabaseError};
 use sqlx::query::Query;
 use sqlx::{MySql, MySqlConnection};
 
+use super::script::Sending;
 use super::{acquire, change, heartbeat, queue, release, transition};
 use crate::protocol::timing::GRANT;
 use crate::protocol::{Request, Response};
@@ -207,29 +208,32 @@ pub(super) fn token(insert_id: u64) -> Result<FencingToken, sqlx::Error> {
 pub(crate) async fn execute(
     conn: &mut MySqlConnection,
     flavor: Flavor,
+    sending: Sending,
     request: &Request,
 ) -> Result<Response, sqlx::Error> {
     match request {
         Request::Register { client } => heartbeat::register(conn, *client).await.map(Response::Registered),
         Request::Beat { client } => heartbeat::beat(conn, *client).await.map(Response::Beat),
-        Request::Acquire(claim) => acquire::acquire(conn, claim).await.map(Response::Acquired),
-        Request::Join(claim) => acquire::join(conn, claim).await.map(Response::Joined),
+        Request::Acquire(claim) => acquire::acquire(conn, sending, claim).await.map(Response::Acquired),
+        Request::Join(claim) => acquire::join(conn, sending, claim).await.map(Response::Joined),
         Request::Enqueue(entries) => queue::enqueue(conn, entries).await.map(Response::Enqueued),
         Request::Release(request) => release::release(conn, flavor, request).await.map(Response::Released),
         Request::Withdraw { name, id, except } => {
-            release::withdraw(conn, name, *id, *except).await.map(Response::Withdrawn)
+            release::withdraw(conn, sending, name, *id, *except).await.map(Response::Withdrawn)
         }
         Request::Poll { name, ids } => queue::poll(conn, name, ids).await.map(Response::Polled),
         Request::Read { name, limit } => queue::read(conn, name, *limit).await.map(Response::Read),
-        Request::Transition(transition) => transition::transition(conn, transition).await.map(Response::Transitioned),
-        Request::Extend(extension) => change::extend(conn, flavor, extension).await.map(Response::Extended),
+        Request::Transition(transition) => {
+            transition::transition(conn, sending, transition).await.map(Response::Transitioned)
+        }
+        Request::Extend(extension) => change::extend(conn, (flavor, sending), extension).await.map(Response::Extended),
         Request::Downgrade { name, id, token } => {
-            change::downgrade(conn, name, *id, *token).await.map(Response::Downgraded)
+            change::downgrade(conn, sending, name, *id, *token).await.map(Response::Downgraded)
         }
         Request::Raise { name, id, token, to } => {
             change::raise(conn, flavor, name, *id, *token, *to).await.map(Response::Raised)
         }
-        Request::Evict { name, token } => release::evict(conn, name, *token).await.map(Response::Evicted),
-        Request::Ask { name } => change::ask(conn, name).await.map(Response::Asked),
+        Request::Evict { name, token } => release::evict(conn, sending, name, *token).await.map(Response::Evicted),
+        Request::Ask { name } => change::ask(conn, sending, name).await.map(Response::Asked),
     }
 }

@@ -3,7 +3,7 @@
 use sqlx::MySqlConnection;
 
 use super::acquire::grant_claim;
-use super::script::{Script, filled, id_literal, name_literal, read_flag};
+use super::script::{Script, Sending, filled, id_literal, name_literal, read_flag};
 use super::store::token;
 use crate::backend::micros;
 use crate::backend::stored::holder_text;
@@ -121,6 +121,7 @@ const RESULT: &str = "SELECT CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sql
 
 pub(super) async fn transition(
     conn: &mut MySqlConnection,
+    sending: Sending,
     transition: &Transition,
 ) -> Result<Option<Vec<Granted>>, sqlx::Error> {
     let Transition { seen, given_up, expired, change, is_last, .. } = transition;
@@ -167,7 +168,7 @@ pub(super) async fn transition(
         }
     }
 
-    let mut script = Script::new();
+    let mut script = Script::new(sending);
     script.add(LOCK_LEASE, &[names, &id_literal(holder_text(seen.holder)), &seen.token.to_string()]);
     script.add(LOCK_ENTRIES, &[names, all]);
     script.add(LOCK_CLIENTS, &losers);
