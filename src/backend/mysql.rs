@@ -194,7 +194,10 @@ const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' A
 // The commits of other nodes may not have arrived on this one. Every statement waits for them: 1 is
 // for SELECT, SHOW and BEGIN, 2 for UPDATE and DELETE, 4 for INSERT.
 // https://mariadb.com/kb/en/galera-cluster-system-variables/#wsrep_sync_wait
-const SYNC: &str = "SET SESSION wsrep_sync_wait = 7";
+//
+// A transaction is several commands there. MariaDB can end one whose client has stopped in between.
+// https://mariadb.com/kb/en/transaction-timeouts/
+const SYNC: &str = "SET SESSION wsrep_sync_wait = 7 /*M! , idle_transaction_timeout = 5 */";
 
 struct MySqlStore {
     conn: MySqlConnection,

@@ -121,8 +121,8 @@
 //!   [`FenceError::StaleSnapshot`], likewise a conflict.
 //!
 //! In your own transactions, send one statement at a time: when several are sent as one text
-//! (`sqlx::raw_sql`), MariaDB (seen with 10.11) does not report that another node's commit has
-//! aborted the transaction between two of them, and commits those that follow.
+//! (`sqlx::raw_sql`) and another node's commit aborts the transaction between two of them, MariaDB
+//! (seen with 10.11) may not report it, and commits others of them by themselves.
 //!
 //! Row locks ([`Locks::row`]) are those of one node. Session locks are refused. When a node is
 //! killed, the others pause until they notice (`evs.suspect_timeout`, 5 seconds by default): take

@@ -13,8 +13,8 @@ pub(crate) enum Sending {
     /// As one text: the server does not wait for the client while rows are locked.
     OneText,
     /// One by one, on Galera. When another node's commit aborts a transaction between two statements
-    /// of one text, the server does not report it, and commits the later statements without the
-    /// earlier ones.
+    /// of one text, the server may not report it, and commits other statements of the transaction by
+    /// themselves.
     OneByOne,
 }
 
