@@ -274,7 +274,8 @@ impl Guarded {
         let rules = directory.path().join("pg_hba.conf");
         let text = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n";
         fs::write(&rules, text).expect("the directory is ours to write");
-        let settings = vec![format!("hba_file={}", rules.display())];
+        // PostgreSQL 13 stores passwords as MD5 by default.
+        let settings = vec![format!("hba_file={}", rules.display()), "password_encryption=scram-sha-256".into()];
         let server = Server::start_with(Kind::Postgres, Options { settings, ..Options::default() });
         let admin = connect(&server.url(), 1).await;
         execute(&admin, "CREATE ROLE guarded LOGIN SUPERUSER PASSWORD 's3cret'").await;
