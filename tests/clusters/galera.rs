@@ -58,6 +58,14 @@ async fn number(pool: &MySqlPool, sql: &str) -> i64 {
     sqlx::Row::get(&row, 0)
 }
 
+/// Waits for some microseconds: less than a timer can.
+async fn delay(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        yield_now().await;
+    }
+}
+
 /// A process that raises the counter.
 struct Clerk {
     locks: Locks,
@@ -253,12 +261,8 @@ async fn attempt_on_another_node_sees_committed_steps() {
         let name = attempt.lease().name().to_string();
         assert!(second.evict(&name, attempt.token()).await.expect("evict"));
         let commit = async {
-            // The commit meets the beginning of the next attempt within some microseconds, which are less
-            // than a timer can wait.
-            let until = Instant::now() + Duration::from_micros(1000 + i % 100 * 15);
-            while Instant::now() < until {
-                yield_now().await;
-            }
+            // The commit meets the beginning of the next attempt.
+            delay(Duration::from_micros(1000 + i % 100 * 15)).await;
             tx.commit().await
         };
         let next = async {
@@ -289,14 +293,10 @@ async fn owner_does_not_join_lease_that_is_handed_over_on_another_node() {
         let one = first.lease(&name).owner(owner).acquire().await.expect("acquire");
         let two = second.lease(&name).owner(owner).acquire().await.expect("acquire again");
         one.release().await.expect("release");
-        let waiter = third.lease(&name).acquire();
-        let waiter = tokio::spawn(waiter);
+        let waiter = tokio::spawn(third.lease(&name).acquire());
         until("a waiter", async || first.waiters(&name).await.expect("waiters").len() == 1).await;
-        let at = Instant::now() + Duration::from_micros(i % 100 * 30);
         let release = async {
-            while Instant::now() < at {
-                yield_now().await;
-            }
+            delay(Duration::from_micros(i % 100 * 30)).await;
             two.release().await
         };
         let join = joiner.lease(&name).owner(owner).try_acquire();
