@@ -59,7 +59,7 @@ pub trait RecordDialect: Dialect {
     /// Whether a claim may wait for another, uncommitted claim. Another connection then looks for
     /// such a claim first.
     const CLAIM_MAY_WAIT: bool;
-    /// The assignment with which an UPDATE writes a record that it does not change.
+    /// The assignment of an UPDATE that writes a record only to lock it.
     const REWRITE: &'static str = "token = token";
     /// Whether some statements commit the transaction in which they are sent, and a claim with it.
     const COMMITS_IMPLICITLY: bool = false;

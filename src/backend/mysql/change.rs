@@ -62,7 +62,8 @@ fn bind_extended<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str
 
 pub(super) async fn extend(
     conn: &mut MySqlConnection,
-    (flavor, sending): (Flavor, Sending),
+    flavor: Flavor,
+    sending: Sending,
     extension: &Extension,
 ) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, .. } = extension;

@@ -226,7 +226,7 @@ pub(crate) async fn execute(
         Request::Transition(transition) => {
             transition::transition(conn, sending, transition).await.map(Response::Transitioned)
         }
-        Request::Extend(extension) => change::extend(conn, (flavor, sending), extension).await.map(Response::Extended),
+        Request::Extend(extension) => change::extend(conn, flavor, sending, extension).await.map(Response::Extended),
         Request::Downgrade { name, id, token } => {
             change::downgrade(conn, sending, name, *id, *token).await.map(Response::Downgraded)
         }
