@@ -165,7 +165,7 @@ async fn local_waiters_are_granted_in_order() {
 async fn lease_is_renewed_beyond_its_ttl() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(6);
     let lease = ours.lease("a").ttl(ttl).acquire().await.expect("acquire");
     let token = lease.token();
     tokio::time::sleep(ttl * 2 + ms(100)).await;
@@ -221,7 +221,7 @@ async fn max_hold_ends_a_renewed_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let start = Instant::now();
-    let lease = ours.lease("a").ttl(ms(3000)).max_hold(ms(7000)).acquire().await.expect("acquire");
+    let lease = ours.lease("a").ttl(ms(5000)).max_hold(ms(7000)).acquire().await.expect("acquire");
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::MaxHold);
     assert!(start.elapsed() >= ms(7000));
     // A hanging holder keeps its handle, and the name is granted to the next client.
@@ -274,12 +274,12 @@ async fn hold_at_least_keeps_name_taken_after_release() {
     assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
     let info = theirs.inspect("a").await.expect("inspect").expect("taken");
     assert_eq!((info.owner, info.holds, info.token, info.label.as_str()), (None, 0, token, "job"));
-    assert!(info.remaining <= least);
-    // SQLite counts in milliseconds.
-    assert!(info.expires_at - info.acquired_at >= delta(least - ms(2)));
+    // On SQLite, two milliseconds are added for the error of its clock.
+    assert!(info.remaining <= least + ms(2));
+    assert!(info.expires_at - info.acquired_at >= delta(least));
     assert_eq!(theirs.list("").await.expect("list").len(), 1);
     let next = soon("the turn", theirs.lease("a").acquire()).await.expect("acquire");
-    assert!(start.elapsed() >= least - ms(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
     assert!(next.token() > token);
     next.release().await.expect("release");
     assert_eq!(theirs.inspect("a").await.expect("inspect"), None);
@@ -296,7 +296,7 @@ async fn hold_at_least_blocks_local_waiters() {
     tokio::time::timeout(ms(20), &mut next).await.expect_err("held");
     drop(lease);
     let next = soon("the turn", next).await.expect("acquire");
-    assert!(start.elapsed() >= least - ms(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
     next.release().await.expect("release");
 }
 

@@ -1,5 +1,7 @@
 //! Ends holdings: by release, withdrawal or eviction.
 
+use std::time::Duration;
+
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
@@ -60,6 +62,9 @@ UPDATE sqlock_lease ", set_free!(), "
  WHERE name = $1 AND id = $2 AND token = $3 AND NOT ", is_awaited!("$1")), "
 DELETE FROM sqlock_entry");
 
+/// How far SQLite's clock may be behind: its resolution, and the error of a Julian day in a double.
+const CLOCK_ERROR: Duration = Duration::from_millis(2);
+
 // As RELEASE, and $4 how long the name stays unavailable.
 #[rustfmt::skip]
 const RELEASE_AND_KEEP: &str = release!("no next", concat!("
@@ -99,7 +104,7 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
     let Release { name, id, token, keep_for, next } = release;
     let bind = |sql| sqlx::query(sql).bind(name.as_str()).bind(id.to_string()).bind(token.get());
     let query = match next {
-        _ if !keep_for.is_zero() => bind(RELEASE_AND_KEEP).bind(micros(*keep_for)),
+        _ if !keep_for.is_zero() => bind(RELEASE_AND_KEEP).bind(micros(*keep_for + CLOCK_ERROR)),
         None => bind(RELEASE),
         Some(next) => bind(RELEASE_TO_NEXT)
             .bind(next.id.to_string())
