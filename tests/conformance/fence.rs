@@ -16,7 +16,7 @@ use crate::support::{Database, Fresh, SOON, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 /// Long enough to begin a fenced transaction on a busy machine, short enough to wait for its end.
-const BRIEF: Duration = Duration::from_secs(3);
+const BRIEF: Duration = Duration::from_secs(5);
 
 /// A database with the tables of this crate, and a table of counters.
 pub(super) struct Books {

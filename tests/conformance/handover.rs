@@ -21,7 +21,7 @@ fn is_shutdown(error: &Error) -> bool {
 async fn exported_lease_continues_in_another_process() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(6);
     let lease = ours.lease("a:b").ttl(ttl).label("on the road").acquire().await.expect("acquire");
     let (token, owner) = (lease.token(), lease.owner());
     let text = lease.export().expect("export").to_string();

@@ -64,7 +64,7 @@ async fn storm(url: &str) {
 
 /// Runs the operations that a storm does not use.
 async fn verbs(locks: &Locks) {
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(6);
     let renewed = locks.lease("verbs/renewed").ttl(ttl).acquire().await.expect("acquire");
     let evicted = locks.lease("verbs/evicted").acquire().await.expect("acquire");
     assert_eq!(locks.list("verbs/").await.expect("list").len(), 2);
@@ -210,7 +210,7 @@ async fn fence_works_at_every_isolation_level() {
     let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
     for (i, &level) in levels().iter().enumerate() {
         let business = books.at(level).await;
-        let lease = ours.lease(level).ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
+        let lease = ours.lease(level).ttl(Duration::from_secs(5)).renew(false).acquire().await.expect("acquire");
         let mut tx = business.begin().await;
         lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
         add_one(&mut tx, 1).await.expect("write");
@@ -238,7 +238,7 @@ async fn fence_works_at_every_isolation_level() {
 #[tokio::test]
 async fn renewals_continue_during_a_long_fenced_transaction() {
     let books = books().await;
-    let ttl = Duration::from_secs(5);
+    let ttl = Duration::from_secs(6);
     if DATABASE == Database::Sqlite {
         for &level in levels() {
             let ttl = ttl / 2;

@@ -404,7 +404,7 @@ async fn killed_waiting_process_frees_its_names_after_ttl() {
     let (locks, others) = (db.locks().await, db.locks().await);
     let b = locks.lease("b").ttl(LONG).acquire().await.expect("acquire");
     let mut worker = Worker::start(&db.url);
-    worker.tell("gather a,b,c 3000");
+    worker.tell("gather a,b,c 6000");
     until_waiters(&locks, "b", 1).await;
     let behind_a = tokio::spawn(all(&others, &["a", "c"]).acquire());
     until_waiters(&locks, "a", 1).await;
@@ -422,7 +422,7 @@ async fn killed_holder_frees_all_names_after_ttl() {
     let db = fresh().await;
     let locks = db.locks().await;
     let mut worker = Worker::start(&db.url);
-    assert_eq!(worker.ask("gather a,b 1500").await, "gathered");
+    assert_eq!(worker.ask("gather a,b 5000").await, "gathered");
     let theirs: BTreeMap<String, FencingToken> =
         locks.list("").await.expect("list").into_iter().map(|info| (info.name.to_string(), info.token)).collect();
     assert_eq!(theirs.len(), 2);
@@ -558,7 +558,7 @@ async fn shutdown_refuses_waiting_requests_and_leaves_nothing() {
 async fn several_leases_are_renewed_until_released() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(6);
     let held = taken(all(&ours, &["a", "b"]).ttl(ttl)).await;
     sleep(ttl * 2).await;
     assert!(held.is_held());
@@ -572,7 +572,7 @@ async fn several_leases_are_renewed_until_released() {
 /// Entries of a crashed client, which no client serves any more.
 #[tokio::test]
 async fn try_acquire_clears_entries_of_dead_clients() {
-    const BRIEF: Duration = Duration::from_secs(3);
+    const BRIEF: Duration = Duration::from_secs(5);
     let db = fresh().await;
     let locks = db.locks().await;
     let mut reader = Worker::start(&db.url);

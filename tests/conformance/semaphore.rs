@@ -18,7 +18,7 @@ use crate::support::{SOON, fresh, soon, until_waiters};
 
 /// A leaked lease of this length is still held when a test times out.
 const LONG: Duration = Duration::from_secs(600);
-const BRIEF: Duration = Duration::from_secs(4);
+const BRIEF: Duration = Duration::from_secs(6);
 
 fn semaphore(locks: &Locks, permits: u32) -> Semaphore {
     locks.semaphore("a", permits).ttl(LONG)

@@ -30,7 +30,7 @@ use crate::{DATABASE, Sql};
 const LONG: Duration = Duration::from_secs(600);
 
 /// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
-const BRIEF: Duration = Duration::from_secs(4);
+const BRIEF: Duration = Duration::from_secs(6);
 
 /// How late anything may be on a busy machine.
 const SLACK: TimeDelta = TimeDelta::seconds(15);

@@ -252,7 +252,7 @@ async fn newcomer_during_handover_queues_behind_waiters() {
 async fn expired_name_goes_to_the_first_waiter() {
     let queue = WaitQueue::new().await;
     let (ours, theirs, others) = (queue.client().await, queue.client().await, queue.client().await);
-    let held = ours.lease("a").ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
+    let held = ours.lease("a").ttl(Duration::from_secs(5)).renew(false).acquire().await.expect("acquire");
     let next = queue.join(theirs.lease("a"), "next").await;
     let over = Arc::new(AtomicBool::new(false));
     let trying = tokio::spawn({
