@@ -28,6 +28,7 @@ mod heartbeat;
 mod holding;
 mod loss;
 mod name;
+mod pace;
 pub(crate) mod policy;
 mod recheck;
 mod schedule;
@@ -52,6 +53,7 @@ pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
 use name::Name;
+use pace::{QueuePace, longest_interval};
 use step::Step;
 use waiter::Timeouts;
 
@@ -61,18 +63,6 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::{ClientId, LeaseId, Request};
 use crate::token::FencingToken;
-
-/// The longest intervals at which the first waiter and the other waiters poll the name without a
-/// notification.
-const POLL_FIRST: Duration = Duration::from_millis(100);
-const POLL_OTHERS: Duration = Duration::from_millis(250);
-
-/// The shortest poll interval of a client that is never notified.
-const POLL_SOONEST: Duration = Duration::from_millis(5);
-
-/// A client that is never notified polls again after this fraction of its wait so far: it finds a
-/// grant late by that fraction at most.
-const POLL_PART: u32 = 8;
 
 /// The pause between two polls after notifications without a name, for each name with entries: 100
 /// names are polled as often as without notifications.
@@ -316,12 +306,9 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        let longest = if ahead == 0 { POLL_FIRST } else { POLL_OTHERS };
-        let waited = now.since(*state.queued_at.get_or_insert(now));
-        let pause = match can_notify {
-            true => longest,
-            false => ((waited / POLL_PART).max(POLL_SOONEST) * ahead.saturating_add(1)).min(longest),
-        };
+        let pace = state.queue_pace.get_or_insert(QueuePace::new(now));
+        pace.polled(now, ahead);
+        let pause = if can_notify { longest_interval(ahead) } else { pace.interval(now) };
         state.poll_at = Some(now + remaining.map_or(pause, |remaining| remaining.min(pause)));
     }
 

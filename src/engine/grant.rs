@@ -7,6 +7,7 @@ use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
 use super::name::Name;
+use super::pace::QueuePace;
 use super::waiter::{Waiter, WaiterState};
 use super::{Engine, Granting, RAISE_AFTER, enter};
 use crate::clock::Moment;
@@ -52,7 +53,7 @@ impl Engine {
         };
         self.waiters.remove(&waiter.id);
         self.timeouts.remove(&waiter);
-        state.queued_at = None;
+        state.queue_pace = None;
         let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
         let is_kept = waiter.claim.is_kept;
         let is_adopted = waiter.adopts();
@@ -236,7 +237,7 @@ impl Engine {
             return;
         };
         if !state.has_entries() {
-            state.queued_at = Some(now);
+            state.queue_pace = Some(QueuePace::new(now));
         }
         let mut is_any = false;
         for waiter in state.waiters.iter_mut().filter(|waiter| ids.contains(&waiter.claim.id)) {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::action::{Exported, WaiterId};
 use super::holding::Holding;
+use super::pace::QueuePace;
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT, Withdrawal};
 use crate::clock::Moment;
@@ -71,8 +72,8 @@ pub(super) struct Name {
     pub(super) is_rechecked: bool,
     /// When to poll the first entry of this client.
     pub(super) poll_at: Option<Moment>,
-    /// Since when an entry of this client waits. `None`: no entry has waited since the last grant.
-    pub(super) queued_at: Option<Moment>,
+    /// `None`: no entry of this client has waited since the last grant.
+    pub(super) queue_pace: Option<QueuePace>,
     /// Another client may have granted the name to an entry of this client. The notification may
     /// come before the answer to the request that adds the entry.
     pub(super) is_notified: bool,

@@ -2,6 +2,9 @@
 
 mod with_store;
 
+use std::collections::VecDeque;
+
+use super::pace::{POLL_FIRST, POLL_SOONEST};
 use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
@@ -278,6 +281,34 @@ fn client_without_notifications_polls_soon() {
     let mut store = waits_for_two_names();
     store.pass(POLL_SOONEST);
     assert_eq!(store.open.len(), 2, "{:?}", store.open);
+}
+
+/// Clients that pass a name on as soon as a poll shows that it is theirs. Polls take no time.
+#[test]
+fn longer_queue_is_passed_on_as_fast_as_short_one() {
+    for clients in [2, 8, 16, 128] {
+        let mut now = Moment::default();
+        let mut queue: VecDeque<_> = (0..clients).map(|i| (QueuePace::new(now), now + POLL_SOONEST * i)).collect();
+        let (mut grants, mut polls) = (0, 0);
+        let start = now;
+        while grants < 1000 {
+            let i = (0..queue.len()).min_by_key(|&i| queue[i].1).expect("a queue");
+            now = queue[i].1;
+            polls += 1;
+            if i == 0 {
+                grants += 1;
+                queue.pop_front();
+                queue.push_back((QueuePace::new(now), now + POLL_SOONEST));
+            } else {
+                let (pace, poll_at) = &mut queue[i];
+                pace.polled(now, i as u32 - 1);
+                *poll_at = now + pace.interval(now);
+            }
+        }
+        let turn = now.since(start) / grants;
+        assert!(turn < POLL_SOONEST * 2, "{clients} clients: {turn:?}");
+        assert!(polls < 5 * grants, "{clients} clients: {polls} polls for {grants} grants");
+    }
 }
 
 /// A fence keeps a lock on the row until the transaction ends, possibly after the shutdown.

@@ -13,9 +13,10 @@
 //!
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
 //! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL and MariaDB the
-//! waiter polls, and finds the grant late by an eighth of its wait, at most 100 ms. A client of
-//! PostgreSQL behind a pooler that shares sessions polls every 100 ms. A waiter that was not the
-//! first at its last poll may be late by 250 ms.
+//! waiter polls, and finds the grant late by 2 ms or by an eighth of the time for which the holders
+//! before it had the name, at most 100 ms. A client of PostgreSQL behind a pooler that shares
+//! sessions polls every 100 ms. A waiter that was not the first at its last poll may be late by
+//! 250 ms.
 //!
 //! **Does it work behind PgBouncer?** Leases, row locks and idempotency do, in transaction mode as
 //! well. [Session locks](crate::session::SessionLock) refuse. ProxySQL and MaxScale are not tested;
