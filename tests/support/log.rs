@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// Fields by name; the text of a line is its `message`.
 pub type Fields = BTreeMap<String, String>;
@@ -23,6 +23,10 @@ impl Log {
     /// Captures the log of this thread until the guard is dropped. The runtime of a test has one
     /// thread.
     pub fn capture() -> (Self, DefaultGuard) {
+        // While there is one subscriber, a line that another thread reaches first stays disabled
+        // for all threads if that thread has no subscriber.
+        static SECOND: OnceLock<Dispatch> = OnceLock::new();
+        SECOND.get_or_init(|| Dispatch::new(NoSubscriber::new()));
         let log = Self::default();
         (log.clone(), tracing::subscriber::set_default(log))
     }
