@@ -9,6 +9,7 @@ use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::executor::{Answer, Executor};
+use crate::health::Health;
 use crate::idempotency::in_flight::InFlight;
 use crate::measure::Meter;
 use crate::operation::Operation;
@@ -81,6 +82,8 @@ impl Client {
     /// Ends every wait and refuses every request, waits until no lease is held, and shuts down.
     /// Returns `false` if the time runs out first.
     pub(crate) async fn drain(&self, within: Duration) -> Result<bool> {
+        let Health { held, waiting, .. } = self.coordinator.health();
+        tracing::info!(held, waiting, "draining: new requests are refused");
         let (leases, sessions) = (self.coordinator.drain(), self.sessions.drain());
         let drained = async {
             leases.await;
@@ -88,7 +91,13 @@ impl Client {
         };
         let is_drained = tokio::time::timeout(within, drained).await.is_ok();
         self.shutdown().await?;
+        tracing::info!(is_drained, "drained");
         Ok(is_drained)
+    }
+
+    /// Completes when the client takes no more requests.
+    pub(crate) async fn closed(&self) {
+        self.coordinator.closed().await;
     }
 
     /// Releases every lease, ends every wait, and closes the connections.

@@ -20,7 +20,7 @@ mod timer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 use tracing::field::Empty;
 use uuid::Uuid;
 
@@ -54,6 +54,8 @@ pub(crate) struct Coordinator {
     rearmed: Notify,
     /// Notified when a draining or closed client holds no more leases.
     drained: Notify,
+    /// Whether the client takes no more requests.
+    is_closed: watch::Sender<bool>,
 }
 
 impl Coordinator {
@@ -72,6 +74,7 @@ impl Coordinator {
             state: Mutex::new(State::new(engine, clock.now())),
             rearmed: Notify::new(),
             drained: Notify::new(),
+            is_closed: watch::Sender::new(false),
         })
     }
 
@@ -181,6 +184,7 @@ impl Coordinator {
     /// Refuses every waiter, and every request from now on. The future completes when no lease is
     /// held.
     pub(crate) fn drain(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+        self.is_closed.send_replace(true);
         let mut is_waiting = true;
         while is_waiting {
             let mut refused = None;
@@ -214,6 +218,12 @@ impl Coordinator {
         }
     }
 
+    /// Completes when the client takes no more requests.
+    pub(crate) async fn closed(&self) {
+        // The sender lives as long as this object.
+        let _ = self.is_closed.subscribe().wait_for(|is_closed| *is_closed).await;
+    }
+
     /// Refuses a caller because the client takes no more requests.
     fn refuse(&self, waiting: Waiting) {
         self.publish_request(waiting.mode.as_str(), waiting.refused(self.now(), RefusalReason::Closed));
@@ -223,6 +233,7 @@ impl Coordinator {
     /// Releases every lease, refuses every waiter, and closes the connections.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.start();
+        self.is_closed.send_replace(true);
         let (closed, is_closed) = oneshot::channel();
         let mut outcome = Ok(());
         if self.state().phase != Phase::Closed {
@@ -244,6 +255,7 @@ impl Coordinator {
     /// Ends every request and every wait for the end of a lease, because the runtime of the tasks
     /// has ended and nothing can be sent. Leases end with their TTL.
     fn abandon(&self) {
+        self.is_closed.send_replace(true);
         let now = self.now();
         let mut state = self.state();
         (state.phase, state.is_abandoned) = (Phase::Closed, true);

@@ -30,7 +30,7 @@ pub use builder::LocksBuilder;
 ///
 /// A client is made from the application's sqlx pool. It opens at most three connections of its own
 /// with that pool's connect options, when they are first needed, however many leases it holds or
-/// waits for: one for heartbeats alone, and two for everything else (SQLite: one). All [session
+/// waits for: one for heartbeats alone, and two for everything else (on SQLite one). All [session
 /// locks](Self::session) live on one more connection, which is open only while there are any. Hooks
 /// of the pool, such as `after_connect`, do not run on these connections: put required settings,
 /// such as a `search_path`, into the connect options. A SQLite database in memory exists in the
@@ -257,6 +257,30 @@ impl Locks {
     /// [`shutdown`](Self::shutdown) or `drain` again.
     pub async fn drain(&self, timeout: Duration) -> Result<bool> {
         self.client.drain(timeout).await
+    }
+
+    /// Completes when this client takes no more requests: from the call of [`drain`](Self::drain)
+    /// or [`shutdown`](Self::shutdown) on, or when the runtime of its tasks has ended. For a loop
+    /// in the background that must end with the process.
+    ///
+    /// ```
+    /// # async fn report(locks: &sqlock::Locks) -> sqlock::Result<()> { Ok(()) }
+    /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
+    /// let mut nights = tokio::time::interval(std::time::Duration::from_secs(86_400));
+    /// loop {
+    ///     tokio::select! {
+    ///         _ = nights.tick() => report(&locks).await?,
+    ///         () = locks.closed() => break Ok(()),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect.
+    pub async fn closed(&self) {
+        self.client.closed().await;
     }
 
     /// Releases every lease and session lock of this client, refuses its waiters, and closes its

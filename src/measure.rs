@@ -34,6 +34,7 @@ pub(crate) fn describe() {
         metrics::describe_gauge!("sqlock_held", "Leases that are held.");
         metrics::describe_gauge!("sqlock_waiting", "Requests for leases that are under way.");
         metrics::describe_counter!("sqlock_lost_total", "Leases that ended before their release, by cause.");
+        metrics::describe_counter!("sqlock_taken_over_total", "Leases taken over from dead holders.");
         metrics::describe_histogram!("sqlock_heartbeat_seconds", metrics::Unit::Seconds, "Round trips of heartbeats.");
         metrics::describe_counter!("sqlock_heartbeat_late_total", "Heartbeats without an answer for a second.");
         metrics::describe_counter!("sqlock_statements_total", "Requests to the database, by what they do.");
@@ -69,7 +70,10 @@ impl Meter {
     }
 
     pub(crate) fn requested(&self, name: &LockName) {
-        record! { metrics::gauge!("sqlock_waiting", self.labels(name, [])).increment(1); }
+        record! {
+            metrics::gauge!("sqlock_waiting", self.labels(name, [])).increment(1);
+            self.takeovers(name).increment(0);
+        }
     }
 
     pub(crate) fn acquired(&self, name: &LockName, kind: &'static str, waited: Duration) {
@@ -101,6 +105,15 @@ impl Meter {
 
     pub(crate) fn lost(&self, name: &LockName, cause: LossCause) {
         record! { self.losses(name, cause).increment(1); }
+    }
+
+    pub(crate) fn taken_over(&self, name: &LockName) {
+        record! { self.takeovers(name).increment(1); }
+    }
+
+    #[cfg(feature = "metrics")]
+    fn takeovers(&self, name: &LockName) -> metrics::Counter {
+        metrics::counter!("sqlock_taken_over_total", self.labels(name, []))
     }
 
     #[cfg(feature = "metrics")]

@@ -114,6 +114,7 @@ async fn counts_of_losses_begin_at_zero() {
     for key in [
         "sqlock_lost_total{cause=expired}",
         "sqlock_lost_total{cause=superseded}",
+        "sqlock_taken_over_total{}",
         "sqlock_heartbeat_late_total{}",
         "sqlock_idempotency_total{outcome=unknown}",
     ] {

@@ -19,7 +19,7 @@ impl Coordinator {
     /// Publishes an event about a request of this kind, and writes its report at once.
     pub(super) fn publish_request(&self, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
-        Report { event, kind, is_eviction: false }.write(&self.meter);
+        Report { event, kind, is_eviction: false, is_drain: false }.write(&self.meter);
     }
 
     /// Publishes an event while the lock is held, so that events keep their order. The report is
@@ -32,7 +32,8 @@ impl Coordinator {
     pub(super) fn record_request(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
         let is_eviction = state.is_eviction(&event);
-        outbox.reports.push(Report { event, kind, is_eviction });
+        let is_drain = state.phase == Phase::Draining;
+        outbox.reports.push(Report { event, kind, is_eviction, is_drain });
     }
 
     /// Reports a heartbeat that has become late.

@@ -18,6 +18,8 @@ pub(super) struct Report {
     pub(super) kind: &'static str,
     /// Whether this application has evicted the holder.
     pub(super) is_eviction: bool,
+    /// Whether the application has given its work some time to finish.
+    pub(super) is_drain: bool,
 }
 
 impl Report {
@@ -42,6 +44,7 @@ impl Report {
                 meter.ended(name, *held);
                 meter.lost(name, *cause);
             }
+            Event::TakenOver { name } => meter.taken_over(name),
             Event::HeartbeatLate { .. } => measure::heartbeat_late(),
             _ => {}
         }
@@ -58,6 +61,9 @@ impl Report {
             }
             Event::Released { name, token, held, is_confirmed: false } => {
                 info!(%name, %token, ?held, "the database did not confirm a release: the name is free after its TTL");
+            }
+            Event::Lost { name, token, held, cause: LossCause::Shutdown } if self.is_drain => {
+                info!(%name, %token, ?held, "cut off the work under a lease at the end of a drain");
             }
             Event::Lost { name, token, held, cause: LossCause::Shutdown } => {
                 debug!(%name, %token, ?held, "released a lease at shutdown");

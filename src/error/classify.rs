@@ -26,6 +26,11 @@ impl Error {
         matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
     }
 
+    /// Returns whether the client is [drained](crate::Locks::drain) or shut down: nothing was done.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, Self::Closed)
+    }
+
     /// Returns whether the transaction met a concurrent change and must be rerun from its
     /// beginning, which [`Retry`](crate::retry::Retry) does.
     ///

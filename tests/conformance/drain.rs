@@ -66,8 +66,36 @@ async fn drain_ends_at_its_timeout_without_a_warning() {
     };
     assert_eq!(cause, LossCause::Shutdown);
     assert!(log.messages(Level::WARN).is_empty(), "{:?}", log.messages(Level::WARN));
+    let cut_off = "cut off the work under a lease at the end of a drain";
+    let informed = log.messages(Level::INFO);
+    let expected = ["draining: new requests are refused", cut_off, "drained"];
+    assert!(informed.iter().rev().take(3).rev().eq(expected), "{informed:?}");
     let other = db.locks().await;
     assert!(other.lease("a").try_acquire().await.expect("try").is_some(), "the name is free");
+}
+
+#[tokio::test]
+async fn closed_completes_at_a_drain_and_at_a_shutdown() {
+    let db = fresh().await;
+    for drains in [true, false] {
+        let locks = db.locks().await;
+        let held = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+        let closed = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.closed().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!closed.is_finished());
+        let ending = tokio::spawn({
+            let locks = locks.clone();
+            async move { if drains { locks.drain(LONG).await.map(drop) } else { locks.shutdown().await } }
+        });
+        soon("the notice", closed).await.expect("no panic");
+        assert_eq!(held.is_held(), drains, "a drain lets the work finish");
+        drop(held);
+        soon("the end", ending).await.expect("no panic").expect("shutdown");
+        soon("the notice afterwards", locks.closed()).await;
+    }
 }
 
 #[tokio::test]

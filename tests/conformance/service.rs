@@ -153,6 +153,7 @@ async fn service_shows_load_and_faults_and_drains() {
     let db = empty().await;
     let mut way = Way::to(&db).await;
     let mut service = Service::start(&way.url).await;
+    service.metric_reaches("sqlock_hold_seconds_count{name=\"report\"}", 1.0).await;
     let idle = service.health_becomes(200).await;
     assert!(idle.contains("\"heartbeat\":\"idle\""), "{idle}");
 

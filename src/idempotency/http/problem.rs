@@ -70,6 +70,9 @@ impl Problem {
         };
         match problem {
             Self::InProgress | Self::RequestTooLarge => {}
+            Self::StoreUnavailable if error.is_closed() => {
+                tracing::debug!(error = %error.report(), "a request with an idempotency key was not run")
+            }
             Self::StoreUnavailable => {
                 tracing::warn!(error = %error.report(), "a request with an idempotency key was not run")
             }
