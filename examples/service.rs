@@ -17,30 +17,49 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, put};
-use metrics_exporter_prometheus::PrometheusBuilder;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use sqlock::{Locks, LocksBuilder};
 use tokio::net::TcpListener;
 
 /// How long a request waits for its turn before it is answered with 503.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// How long the work in progress may take after SIGTERM. Kubernetes kills after 30 seconds.
-const DRAIN: Duration = Duration::from_secs(25);
+/// How long the work in progress may take after SIGTERM. Kubernetes kills after 30 seconds, and the releases that follow
+/// take up to 10 while the database is away.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// How often the stored documents are reported, by one of all instances.
+const REPORT: Duration = Duration::from_secs(15);
 
 const MAX_DOCUMENT_BYTES: usize = 10 << 20;
 
 /// The histograms of the dashboard need buckets: without these the exporter makes summaries.
-const BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0];
+const SECONDS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0];
+const OPERATIONS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+/// How often the recorder drops the values that histograms no longer need.
+const UPKEEP: Duration = Duration::from_secs(5);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     // Before the first lease, so that no metric is missed.
-    let metrics = PrometheusBuilder::new().set_buckets(&BUCKETS)?.install_recorder()?;
+    let metrics = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
+        .set_buckets_for_metric(Matcher::Full("sqlock_batch_size".into()), &OPERATIONS)?
+        .install_recorder()?;
+    let recorder = metrics.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            recorder.run_upkeep();
+        }
+    });
 
     let url = std::env::var("DATABASE_URL").unwrap_or_else(|_| "sqlite://service.db?mode=rwc".into());
     let locks = LocksBuilder::from_urls(&url)?.metrics_label(kind_of).connect().await?;
     locks.migrate().await?;
     let _sweeping = locks.sweeper().start();
+    let reports = tokio::spawn(report_now_and_then(locks.clone()));
 
     let app = Router::new()
         .route("/documents/{name}", put(store))
@@ -57,10 +76,32 @@ async fn main() -> Result<(), Box<dyn Error>> {
         terminated().await;
         locks.drain(DRAIN).await
     };
-    let (served, drained) = tokio::join!(server.into_future(), drain);
+    let (served, drained, reported) = tokio::join!(server.into_future(), drain, reports);
     served?;
-    println!("{}", if drained? { "everything was finished" } else { "some work was cut off" });
+    reported?;
+    match drained {
+        Ok(true) => println!("everything was finished"),
+        Ok(false) => println!("some work was cut off"),
+        // The names are free after their TTL.
+        Err(error) => println!("the leases could not be released: {}", error.report()),
+    }
     Ok(())
+}
+
+/// Reports until the process is asked to end. A report in progress is finished, or cut off at the end of the drain.
+async fn report_now_and_then(locks: Locks) {
+    let mut ticks = tokio::time::interval(REPORT);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = locks.closed() => return,
+        }
+        match locks.lease("report").wait(Duration::ZERO).run(async |lease| lease.token()).await {
+            Ok(token) => println!("reported, with token {token}"),
+            Err(error) if error.is_timeout() || error.is_closed() => {} // another instance is at it, or this one ends
+            Err(error) => println!("no report: {}", error.report()),
+        }
+    }
 }
 
 /// Stores a document. Of each, one version is written at a time, by all instances of this service.
@@ -85,7 +126,11 @@ async fn health(State(locks): State<Locks>) -> impl IntoResponse {
 
 /// The label of a lock in the metrics: a few constants, never the name itself.
 fn kind_of(name: &str) -> &'static str {
-    if name.starts_with("document/") { "document" } else { "other" }
+    match name {
+        "report" => "report",
+        name if name.starts_with("document/") => "document",
+        _ => "other",
+    }
 }
 
 /// Completes when the process is asked to end.
