@@ -62,7 +62,8 @@ fn serialize_seconds<S: Serializer>(duration: &Option<Duration>, to: S) -> Resul
 
 impl Health {
     /// Returns whether no lease is at risk: the heartbeat is not [late](Heartbeat::Late). `true`
-    /// for an idle client, which knows nothing about the database.
+    /// for an idle client, also when its last attempt to connect has failed: look at
+    /// [`unavailable`](Self::unavailable) as well if the next request matters.
     pub fn is_ok(&self) -> bool {
         self.heartbeat != Heartbeat::Late
     }

@@ -42,7 +42,8 @@
 //! | limit how many run at a time | [`Locks::semaphore`] |
 //! | show how many wait ahead | [`LeaseRequest::while_waiting`], [`Locks::waiters`] |
 //! | note the progress of the work, for people and successors | [`Lease::set_note`], [`Locks::last_note`] |
-//! | cancel the work when the lease is lost | [`LeaseRequest::run`] |
+//! | cancel the work when the lease is lost | [`LeaseRequest::run`]; with [`wait`](LeaseRequest::wait) of zero, a held name is [`Error::Timeout`] at once |
+//! | end a loop in the background with the process | [`Locks::closed`], and [`Locks::drain`] |
 //! | limit how long a worker that hangs holds the name | [`LeaseRequest::max_hold`] |
 //! | elect one leader among many instances | [`Locks::election`] |
 //! | write data in this database that only the holder may write | [`Lease::fence`] |

@@ -13,8 +13,8 @@
 //!
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
 //! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL and MariaDB the
-//! waiter polls, and finds the grant late by 2 ms or by an eighth of the time for which the holders
-//! before it had the name, at most 100 ms. A client of PostgreSQL behind a pooler that shares
+//! waiter polls, and notices its grant up to 2 ms late, or by an eighth of the time for which the
+//! holders before it had the name, at most 100 ms. A client of PostgreSQL behind a pooler that shares
 //! sessions polls every 100 ms. A waiter that was not the first at its last poll may be late by
 //! 250 ms.
 //!

@@ -2,12 +2,14 @@
 //!
 //! # The log
 //!
-//! The crate logs with `tracing`. An orderly life and an orderly end leave one line at INFO.
+//! The crate logs with `tracing`. An orderly life leaves one line at INFO, and a drain two.
 //!
 //! | level | line | what to do |
 //! |---|---|---|
 //! | INFO | `started a client for locks` | nothing; it says who the holder is and where |
-//! | INFO | `took a name over from a dead holder` | find out what ended the process, if it comes often |
+//! | INFO | `draining: new requests are refused`, `drained` | nothing; how much was held and waited, and whether all of it was finished |
+//! | INFO | `cut off the work under a lease at the end of a drain` | look at what the work had done; give the drain more time |
+//! | INFO | `took a name over from a dead holder` | see [dead holders](super::runbook#dead-holders), if it comes often |
 //! | INFO | `a lease has ended` | nothing; `max_hold` was reached, or this client evicted it |
 //! | INFO | `was asked to release a lease` | nothing; the holder decides |
 //! | INFO | `the database did not confirm a release…` | nothing; the name is free after its TTL |
@@ -20,9 +22,10 @@
 //! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
 //! | WARN | `left out a row that cannot be read` | look at the row: it was written by hand or damaged |
 //! | WARN | `a sweep failed; the next one may succeed` | look at the database, if it comes often |
-//! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `a request with an idempotency key was not run`, `a request with an idempotency key was run, and its outcome could not be recorded` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
+//! | WARN | `a request with an idempotency key was not run` | nothing was done; read the error |
+//! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `a request with an idempotency key was run, and its outcome could not be recorded` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
 //! | ERROR | from the layer for HTTP: a request that the application must be changed for | read the message |
-//! | DEBUG | each wait, acquisition, refusal and release | |
+//! | DEBUG | each wait, acquisition, refusal and release; a request that a drain has ended | |
 //!
 //! Two spans at INFO: `acquire` (name, mode, waited, outcome) in the span of its caller, and `hold`
 //! (name, token, held, outcome), which may outlive that span, and follows from `acquire`.
@@ -31,8 +34,9 @@
 //!
 //! [`Locks::events`] informs the application as events happen, and [`Locks::health`] answers a
 //! probe without a statement. [`is_ok`] is false while heartbeats are late: use it for an alert and
-//! a readiness probe. A liveness probe that restarts every process while the database is away makes
-//! the outage worse. An idle client sends no heartbeat, and its `is_ok` is always true.
+//! a readiness probe. A client that holds nothing sends no heartbeat, and its `is_ok` is true even if
+//! its last attempt to connect has failed: `unavailable` tells that. A liveness probe that restarts every process while the database is away makes
+//! the outage worse.
 //!
 //! ```
 //! # #[cfg(feature = "testing")]
@@ -83,7 +87,8 @@
 //!
 //! The feature `metrics` feeds the recorder that the application installs. Names of locks are no
 //! labels unless [`LocksBuilder::metrics_label`](crate::LocksBuilder) maps them to a few constants:
-//! the metrics marked with * then have the label `name` as well.
+//! the metrics marked with * then have the label `name` as well. Names that begin with
+//! `sqlock-idem/` are attempts of requests with a key.
 //!
 //! | metric | kind | labels |
 //! |---|---|---|
@@ -92,6 +97,7 @@
 //! | `sqlock_hold_seconds` * | histogram, from the lease to its end | |
 //! | `sqlock_held`, `sqlock_waiting` * | gauges | |
 //! | `sqlock_lost_total` * | counter | `cause`: `expired`, `superseded`, `max_hold`, `shutdown` |
+//! | `sqlock_taken_over_total` * | counter of leases whose holder was dead | |
 //! | `sqlock_heartbeat_seconds` | histogram of round trips | |
 //! | `sqlock_heartbeat_late_total` | counter | |
 //! | `sqlock_statements_total` | counter of requests to the database | `verb`: what they do |

@@ -20,7 +20,8 @@
 //! | 9 | a customer asks whether a payment went through | [an unknown outcome](#an-unknown-outcome) |
 //! | 10 | the tables grow | [tables that grow](#tables-that-grow) |
 //! | 11 | a release is to be rolled out | [a deployment](#a-deployment) |
-//! | 12 | a later sqlock is to be rolled out, or [`Error::NewerSchema`] | [an upgrade](#an-upgrade) |
+//! | 12 | `took a name over from a dead holder`, `sqlock_taken_over_total` rises | [dead holders](#dead-holders) |
+//! | 13 | a later sqlock is to be rolled out, or [`Error::NewerSchema`] | [an upgrade](#an-upgrade) |
 //!
 //! # Late heartbeats
 //!
@@ -49,6 +50,13 @@
 //! Another client owns the name by now, or an operator has evicted the holder. First look for
 //! `sqlock unlock` in the shell histories. If it was not run, the database was restored from an
 //! older copy, or rows were deleted by hand.
+//!
+//! # Dead holders
+//!
+//! A process ended without releasing its leases: it was killed, it crashed, or the database was away
+//! when it ended. Each took a TTL during which nobody held the name. Look for out-of-memory kills and
+//! for deployments that kill before [`Locks::drain`] has ended. The new holder must expect work that is
+//! half done.
 //!
 //! # A holder that hangs
 //!

@@ -10,6 +10,9 @@
 //! tokio = { version = "1", features = ["macros", "rt", "test-util"] }
 //! ```
 //!
+//! The features of both sections add up: where the dependency has `default-features = false`, write
+//! it here too, or tests build SQLite.
+//!
 //! Each example below is the body of a test. With `#[tokio::test(start_paused = true)]`, tokio's
 //! clock jumps to the next timer when every task waits, and the leases follow that clock: a TTL of
 //! thirty seconds passes in less than a millisecond.
@@ -80,7 +83,8 @@
 //! # The lease expires
 //!
 //! As when the process was stopped, or cut off, for longer than the TTL. Another client then takes
-//! the name over, with a greater token.
+//! the name over, with a greater token. The holder knows first: for a moment a try is still
+//! refused. Wait with [`acquire`](crate::LeaseRequest::acquire), or sleep a second before the try.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -189,5 +193,39 @@
 //! let (drained, released) = tokio::join!(locks.drain(Duration::from_secs(20)), work);
 //! assert!(drained?, "the work finished in time");
 //! released
+//! # }
+//! ```
+//!
+//! # What needs a database
+//!
+//! A fence, a row lock, a version and a request with a key run in a transaction of a real database:
+//! test such code on a SQLite file in a temporary directory. Code that takes its work as an argument
+//! can be tested here, without the fence that the work begins with.
+//!
+//! ```
+//! use std::time::Duration;
+//! use sqlock::{Lease, Locks};
+//!
+//! /// Returns whether the report was written here: another instance may be at it.
+//! async fn nightly(locks: &Locks, work: impl AsyncFnOnce(&Lease) -> sqlock::Result<()>) -> sqlock::Result<bool> {
+//!     match locks.lease("report").wait(Duration::ZERO).run(work).await {
+//!         Err(error) if error.is_timeout() => Ok(false),
+//!         done => done?.map(|()| true),
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> sqlock::Result<()> {
+//! let memory = sqlock::testing::Memory::new();
+//! let locks = memory.locks();
+//! assert!(nightly(&locks, async |_| Ok(())).await?);
+//! let lost = nightly(&locks, async |_| {
+//!     memory.evict("report")?;
+//!     std::future::pending().await
+//! });
+//! assert!(lost.await.is_err_and(|error| error.is_lost()));
+//! memory.refuse("report")?;
+//! assert!(!nightly(&locks, async |_| panic!("another instance is at it")).await?);
+//! # Ok(())
 //! # }
 //! ```

@@ -106,7 +106,8 @@
 //! ## request-too-large
 //! 413: the body is longer than the [limit](IdempotencyLayer::request_limit). Nothing was claimed.
 //! ## in-progress
-//! 409, `Retry-After: 1`: another request with this key is in progress.
+//! 409, `Retry-After: 1`: another request with this key is in progress, or this one was cut off when
+//! its lease was lost, as at the end of a [drain](crate::Locks::drain). A repetition continues it.
 //! ## outcome-unknown
 //! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown, or its
 //! outcome could not be recorded. It must be [resumed](IdempotencyLayer::resume), or

@@ -111,7 +111,8 @@ impl LocksBuilder {
     }
 
     /// Adds the label `name` to the metrics of leases: the function maps the name of each lease to
-    /// a label. Without the function, names are no labels.
+    /// a label. Without the function, names are no labels. Attempts of requests with a key are
+    /// leases whose names begin with `sqlock-idem/`.
     ///
     /// A recorder keeps one series for each value of a label, for ever, so a label with an
     /// unlimited number of values exhausts its memory. Therefore the function returns constants of

@@ -150,8 +150,9 @@ impl Idempotent {
     ///   [resumed](Idempotency::resume). The same holds for a response that cannot be stored.
     ///
     /// The work must not [complete](Attempt::complete) the attempt, because the response is its
-    /// result. When the lease is lost, the work is dropped; work that panics counts as died, and a
-    /// repeated request continues it.
+    /// result. When the lease is lost, the work is dropped, and the response is
+    /// [`in-progress`](super#in-progress); work that panics counts as died. A repeated request
+    /// continues both.
     ///
     /// # Cancel safety
     ///
