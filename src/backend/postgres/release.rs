@@ -14,7 +14,7 @@ use crate::token::FencingToken;
 // ---- release
 
 /// Ends a holding. $1 name, $2 id, $3 token. If the row cannot be locked at once, the statement
-/// changes nothing and returns no row.
+/// changes nothing and returns no row. If no entry can get the name, it changes nothing either.
 ///
 /// - `$next`: a statement `next` for the waiting entry that gets the name, or nothing.
 /// - `$ended`: the update of the locked row `held`, which returns the new `id, token, waiting`.
@@ -44,7 +44,7 @@ SELECT true AS is_alone, id, token, waiting FROM ended", $durable, "
  UNION ALL
 SELECT false, '', 0, l.waiting FROM share JOIN sqlock_lease AS l ON l.name = share.name
  UNION ALL
-SELECT true, 'undone', 0, 0 FROM held WHERE waiting = 0 AND NOT EXISTS (SELECT FROM ended)")
+SELECT true, CASE waiting WHEN 0 THEN 'undone' ELSE 'awaited' END, 0, waiting FROM held WHERE NOT EXISTS (SELECT FROM ended)")
     };
 }
 
@@ -104,7 +104,7 @@ const RELEASE_TO_NEXT: &str = release!("", concat!("
 #[rustfmt::skip]
 const FIND_OBSTACLE: &str = "
 WITH held AS MATERIALIZED (
-    SELECT l.waiting FROM sqlock_lease AS l WHERE l.name = $1 AND l.id = $2 AND l.token = $3 FOR UPDATE SKIP LOCKED),
+    SELECT l.name FROM sqlock_lease AS l WHERE l.name = $1 AND l.id = $2 AND l.token = $3 FOR UPDATE SKIP LOCKED),
 fenced AS MATERIALIZED (
     SELECT l.name
       FROM sqlock_lease AS l
@@ -115,9 +115,8 @@ share AS MATERIALIZED (
       FROM sqlock_entry AS e
      WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> ''
        FOR UPDATE SKIP LOCKED)
-SELECT CASE WHEN (SELECT waiting FROM held) <> 0 THEN 'awaited'
-            WHEN EXISTS (SELECT FROM fenced) THEN 'locked'
-            WHEN EXISTS (SELECT FROM share) OR l.id = $2 AND l.token = $3 THEN 'again'
+SELECT CASE WHEN EXISTS (SELECT FROM fenced) THEN 'locked'
+            WHEN EXISTS (SELECT FROM held) OR EXISTS (SELECT FROM share) OR l.id = $2 AND l.token = $3 THEN 'again'
             WHEN EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = $1 AND e.id = $2 AND e.token = $3 AND e.owner <> '')
             THEN 'locked'
             ELSE 'not held' END AS obstacle,
@@ -129,13 +128,18 @@ SELECT CASE WHEN (SELECT waiting FROM held) <> 0 THEN 'awaited'
 /// application reverted the change.
 const UNDONE: &str = "undone";
 
+/// The result for a row that a release locked but did not change, because entries wait of which
+/// none can get the name.
+const AWAITED: &str = "awaited";
+
 /// Ends a holding. Grants the name to the first live entry, or to the given claim if no entry
 /// waits, or frees it.
 pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Result<Released, sqlx::Error> {
     let Release { name, id, token: held, keep_for, next } = release;
     let is_kept = !keep_for.is_zero();
-    // An entry that begins to wait locks the row for the time of one statement.
-    for _ in 0..TRIES {
+    // An entry that begins to wait locks the row for the time of one statement: at first the
+    // release is just repeated.
+    for is_first in (0..=TRIES).map(|tried| tried == 0) {
         let sql = match next {
             _ if is_kept => RELEASE_AND_KEEP,
             Some(_) => RELEASE_TO_NEXT,
@@ -152,6 +156,9 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
             if holder == UNDONE {
                 return Err(sqlx::Error::Decode("a trigger has undone the change of a row that was locked".into()));
             }
+            if holder == AWAITED {
+                return Ok(Released::Awaited);
+            }
             let awaited = row.number("waiting")? != 0;
             if is_kept || !row.try_get::<bool, _>("is_alone")? {
                 return Ok(Released::Ended { awaited });
@@ -162,12 +169,14 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
                 (Some(id), None) => Released::ToEntry(Granted { id, token: token(&row, "token")? }),
             });
         }
+        if is_first {
+            continue;
+        }
         let query = sqlx::query(FIND_OBSTACLE).bind(name.as_str()).bind(id.to_string()).bind(held.get());
         let Some(row) = conn.row(query).await? else {
             return Ok(Released::NotHeld { lost: 0, token: 0 });
         };
         match &*row.text("obstacle")? {
-            "awaited" if !is_kept => return Ok(Released::Awaited),
             "locked" => return Ok(Released::Locked),
             "not held" => return Ok(Released::NotHeld { lost: row.number("lost")?, token: row.number("token")? }),
             _ => {}
