@@ -27,7 +27,7 @@
 //! |---|---|---|
 //! | for one statement | none: `UPDATE item SET stock = stock - 1 WHERE id = 7 AND stock > 0` | the statement itself is atomic; check how many rows it changed |
 //! | for one transaction, on rows that exist | [`Locks::row_of`], [`Locks::rows_of`] | the database ends it with the transaction, also when the process dies |
-//! | for one transaction that must not wait for ever, or be seen by an operator while it waits | [`Locks::lease`] and [`Lease::fence`] | row locks have no queue, no events, no metrics, and no part in a drain |
+//! | for one transaction, and an operator must see who holds it and who waits | [`Locks::lease`] and [`Lease::fence`] | row locks have no queue of their own, no events and no metrics, and a drain does not wait for them |
 //! | for one transaction, on something that is not a row | [`Locks::row`] | the same for a name |
 //! | for one transaction, on whichever rows are free | [`Locks::rows_where`] with `skip_locked` | no worker waits, and the rows of a dead worker are free again |
 //! | while a user thinks | [`Versioned`] | nothing is held; a late write fails |

@@ -34,9 +34,9 @@
 //!
 //! [`Locks::events`] informs the application as events happen, and [`Locks::health`] answers a
 //! probe without a statement. [`is_ok`] is false while heartbeats are late: use it for an alert and
-//! a readiness probe. A client that holds nothing sends no heartbeat, and its `is_ok` is true even if
-//! its last attempt to connect has failed: `unavailable` tells that. A liveness probe that restarts every process while the database is away makes
-//! the outage worse.
+//! a readiness probe. A client that holds nothing sends no heartbeat, and its `is_ok` is true even
+//! if its last attempt to connect has failed: `unavailable` tells that. A liveness probe that
+//! restarts every process while the database is away makes the outage worse.
 //!
 //! ```
 //! # #[cfg(feature = "testing")]
