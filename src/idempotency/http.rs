@@ -123,8 +123,8 @@
 //! 422: the key was used, its response has expired, and used keys are
 //! [refused](crate::idempotency::AfterRetention::Refuse).
 //! ## store-unavailable
-//! 503, `Retry-After: 5`: the database does not answer, or refuses. The handler's work took no
-//! effect: it is never run without a claim.
+//! 503, `Retry-After: 5`: the database does not answer, or refuses, or this process is draining. The
+//! handler's work took no effect: it is never run without a claim.
 //! ## conflict
 //! 503, `Retry-After: 1`: every attempt at the transaction met a concurrent change. Nothing took
 //! effect.

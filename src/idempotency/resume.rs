@@ -47,7 +47,9 @@ impl ResumePolicy {
     }
 
     /// Sets the age from which requests are resumed, since their first attempt began, by the
-    /// database's clock. By default, requests of any age are resumed.
+    /// database's clock. By default, requests of any age are resumed. Set it above the time that a
+    /// handler takes: otherwise each call tries the attempts in progress, too, and counts them as
+    /// [at work](Resumed::at_work), and as `held` in the metrics.
     pub fn min_age(mut self, age: Duration) -> Self {
         self.min_age = age;
         self
@@ -120,8 +122,9 @@ impl Idempotency {
     /// # Errors
     ///
     /// [`Error::Unavailable`], [`Error::NotMigrated`] and similar errors, which concern every
-    /// request: no further request is begun, and the begun ones have ended. Other errors, and
-    /// errors of the work, are counted and logged.
+    /// request: no further request is begun, and the begun ones have ended. [`Error::Closed`] when
+    /// the client is drained: a loop that also waits for [`Locks::closed`](crate::Locks::closed)
+    /// ends then. Other errors, and errors of the work, are counted and logged.
     ///
     /// # Cancel safety
     ///

@@ -232,6 +232,9 @@ impl LeaseRequest {
     /// # }
     /// ```
     ///
+    /// If the compiler says of a spawned loop that an implementation of `Send` is not general
+    /// enough, because the loop takes its work as an argument, join the loop instead of spawning it.
+    ///
     /// # Errors
     ///
     /// The errors of [`acquire`](Self::acquire), and [`Error::Lost`] when the lease ended before

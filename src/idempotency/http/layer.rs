@@ -181,7 +181,9 @@ impl IdempotencyLayer {
 
     /// Sets the statuses of responses that are stored: 200 to 399 by default. Under a lease, a
     /// client or server error is stored only if it is a [refusal](Self::refusals) too, because any
-    /// other leaves the outcome [unknown](super#outcome-unknown).
+    /// other leaves the outcome [unknown](super#outcome-unknown). So store 402 if a card that was
+    /// declined stays declined: repeated requests receive that answer, also after a
+    /// [step](crate::idempotency::Attempt::step).
     pub fn store_if(mut self, stores: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         self.0.policy.store_if = Arc::new(stores);
         self
