@@ -17,7 +17,7 @@ use tokio::sync::Barrier;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::fence::{Books, Business, add_one, books, levels, run};
+use super::fence::{Books, Business, add_one, books, keeps_to_snapshots, levels, run};
 use crate::support::{Database, SOON, connect, soon};
 use crate::{DATABASE, Sql};
 
@@ -445,9 +445,12 @@ async fn increment(business: &Business, locks: &Locks, named: bool) {
             sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await?;
             Ok::<_, sqlx::Error>(())
         };
-        // PostgreSQL above READ COMMITTED: the snapshot is older than the wait, and the write is
-        // refused.
-        let again = |e: &sqlx::Error| e.as_database_error().is_some_and(|e| e.code().as_deref() == Some("40001"));
+        // PostgreSQL above READ COMMITTED, and MariaDB with innodb_snapshot_isolation: the snapshot
+        // is older than the wait, and the write is refused.
+        let again = |e: &sqlx::Error| {
+            e.as_database_error()
+                .is_some_and(|e| e.code().as_deref() == Some("40001") || e.message().starts_with("Record has changed"))
+        };
         match written.await {
             Ok(()) => {}
             Err(error) if again(&error) => {
@@ -528,6 +531,10 @@ async fn transaction_that_reads_from_before_is_refused() {
             tx.rollback().await.expect("rollback");
             let mut tx = business.begin().await;
             locks.row("younger").lock(&mut tx).await.expect("run again");
+        }
+        Database::MySql | Database::MariaDb if keeps_to_snapshots().await => {
+            let error = outcome.expect_err("it reads from before the change");
+            assert_eq!(cause(&error), &RowError::StaleSnapshot);
         }
         // A locking read sees the present there.
         Database::MySql | Database::MariaDb => outcome.expect("lock"),
