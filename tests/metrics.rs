@@ -124,6 +124,20 @@ async fn counts_of_losses_begin_at_zero() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn takeovers_from_dead_holders_are_counted() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let memory = Memory::new();
+    let (here, there) = (memory.locks(), memory.locks());
+    // Its client sends no heartbeat, so it does not learn of the end and withdraws nothing.
+    let lease = here.lease("a").ttl(Duration::from_secs(3600)).renew(false).acquire().await.expect("acquire");
+    memory.expire("a").expect("a name");
+    let next = there.lease("a").acquire().await.expect("acquire");
+    assert!(next.token() > lease.token());
+    assert_eq!(figures.value("sqlock_taken_over_total{}"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn metrics_count_what_happens_and_name_no_lock() {
     let figures = Figures::default();
     let _guard = metrics::set_default_local_recorder(&figures);
