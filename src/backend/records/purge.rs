@@ -40,11 +40,14 @@ pub(super) async fn delete_expired<DB: RecordDialect>(
         return Ok(0);
     }
     let mut query = delete_from::<DB>("sqlock_idem");
-    push_ids::<DB>(&mut query, &ids);
     if DB::SKIPS_LOCKED_IN_DELETE {
-        query.push(" AND id IN (SELECT id FROM sqlock_idem WHERE ");
+        // The array is built once. The rows of IN (SELECT ...) would be locked anew for each record
+        // while the table has not been analyzed yet.
+        query.push("id = ANY (ARRAY(SELECT id FROM sqlock_idem WHERE ");
         push_ids::<DB>(&mut query, &ids);
-        query.push(DB::SKIP_LOCKED).push(")");
+        query.push(DB::SKIP_LOCKED).push("))");
+    } else {
+        push_ids::<DB>(&mut query, &ids);
     }
     // The condition is repeated, because another request may have used the key since the SELECT.
     query.push(" AND permanent = 0 AND ").push(EXPIRED).push(DB::NOW);

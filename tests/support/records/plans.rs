@@ -91,10 +91,10 @@ pub(super) fn statements(database: &Database, id: &str) -> Vec<Statement> {
         format!("{refuse} AND state = 'done' AND permanent = 1 AND expires_at <= {now}"),
     );
     let free = match database {
-        Database::Postgres(_) => format!("AND id IN (SELECT id FROM sqlock_idem {in_ids}{lock}) "),
-        _ => String::new(),
+        Database::Postgres(_) => format!("WHERE id = ANY (ARRAY(SELECT id FROM sqlock_idem {in_ids}{lock}))"),
+        _ => in_ids.clone(),
     };
-    let delete = format!("DELETE FROM sqlock_idem {in_ids} {free}AND permanent = 0 AND {EXPIRED} {now}");
+    let delete = format!("DELETE FROM sqlock_idem {free} AND permanent = 0 AND {EXPIRED} {now}");
     add(Operation::PurgeBatch, "delete", delete);
     let orphaned_of_ids = orphaned("sqlock_idem_step");
     add(Operation::PurgeBatch, "delete steps", format!("DELETE FROM sqlock_idem_step {in_ids} AND {orphaned_of_ids}"));
