@@ -231,7 +231,7 @@ impl LeaseStore for MySqlStore {
     }
 
     fn execute_batch<'a>(&'a mut self, batch: &'a Batch) -> StoreFuture<'a, Vec<Option<Response>>> {
-        Box::pin(batch::execute(&mut self.conn, self.sending, batch))
+        Box::pin(batch::execute(&mut self.conn, self.flavor, self.sending, batch))
     }
 }
 

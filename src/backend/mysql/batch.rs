@@ -1,17 +1,18 @@
-//! Carries out requests about several names in one [`Script`]. Each has the same effect as alone,
-//! or none.
+//! Carries out requests about several names in one text. Each has the same effect as alone, or none.
 //!
-//! The script locks the rows with SKIP LOCKED and continues only if it has locked all of them, so
-//! it never waits. The primary key is forced: with the statistics of a table that was empty
-//! recently, MySQL would scan the whole table.
+//! The UPDATE never waits. On MariaDB it fails if it meets a locked row. On MySQL it is part of a
+//! transaction, which locks the rows with SKIP LOCKED first, and continues only if it has locked
+//! all of them. The primary key is forced: with the statistics of a table that was empty recently,
+//! the servers would scan the whole table.
 
 use std::collections::{HashMap, HashSet};
 
 use sqlx::{MySqlConnection, Row as _};
 
-use super::acquire::heartbeat_client;
+use super::acquire::{self, heartbeat_client};
 use super::queue::poll_many;
 use super::script::{Script, Sending, id_literal, list, name_literal, text_literal};
+use super::store::{Flavor, Nowait, is_locked};
 use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
 use crate::name::LockName;
@@ -25,20 +26,37 @@ SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
 const COUNT_FREE: &str =
     "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id = ''";
 
-// Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl,
-// holder and label; names.
+/// An UPDATE of several rows `l` of `sqlock_lease`.
 #[rustfmt::skip]
-const ACQUIRE: &str = concat!("
-UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
-   SET l.token = GREATEST(l.token + 1, ", now!(), "), l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?, l.label = ?,
-       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl
- WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id = '' AND NOT ", is_awaited!("l"));
+macro_rules! update_leases {
+    (set: [$($set:tt)*], condition: [$($condition:tt)*]) => {
+        Nowait {
+            mysql: concat!("
+UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY) SET ", $($set)*, "
+ WHERE @sqlock_locked = @sqlock_meant AND ", $($condition)*),
+            mariadb: concat!("SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY) SET ", $($set)*, "
+ WHERE ", $($condition)*),
+        }
+    };
+}
 
-// The tokens that claims hold: before the update, by an earlier request, and after it. Bind order:
-// whether it is after, names, ids.
+// Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl,
+// holder and label; the condition on the name.
 #[rustfmt::skip]
-const SEEN: &str = "
-SELECT l.id, l.token, ? AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
+const ACQUIRE: Nowait = update_leases!(
+    set: ["l.token = GREATEST(l.token + 1, ", now!(), "), l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?, l.label = ?,
+       l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl"],
+    condition: ["? AND l.id = '' AND NOT ", is_awaited!("l")]);
+
+const START: &str = concat!("SET @sqlock_started = ", now!());
+
+// The claims that hold, and whether their leases last as long as those granted since the start.
+// Others were granted by an earlier request. Bind order: names, ids.
+#[rustfmt::skip]
+const ACQUIRED: &str = "
+SELECT l.id, l.token, l.expires_at >= @sqlock_started + l.ttl AS is_new
+  FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
 
 // Bind order: names, ids, tokens.
 #[rustfmt::skip]
@@ -49,39 +67,46 @@ SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
 const COUNT_HELD: &str = "
 SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?)";
 
-// The identity is that of the acquisition, which holds one name. Bind order: names, ids, tokens.
+// The identity is that of the acquisition, which holds one name. Bind order: the condition on the
+// name, ids, tokens.
 #[rustfmt::skip]
-const RELEASE: &str = concat!("
-UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY)
-   SET l.id = '', l.owner = '', l.client = '', l.ttl = 0, l.holder = '', l.label = '', l.acquired_at = ", now!(), ", l.expires_at = 0
- WHERE @sqlock_locked = @sqlock_meant AND l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l"));
+const RELEASE: Nowait = update_leases!(
+    set: ["l.id = '', l.owner = '', l.client = '', l.ttl = 0, l.holder = '', l.label = '', l.acquired_at = ", now!(), ", l.expires_at = 0"],
+    condition: ["? AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l")]);
 
-// The names that are held before the update, and those that are free after it. Bind order: names,
-// ids, tokens.
+// The holdings before the UPDATE. Bind order: names, ids, tokens.
 #[rustfmt::skip]
 const HELD: &str = "
-SELECT l.name, l.token, 0 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
+SELECT l.name, l.token, 0 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
 
-// Bind order: names, tokens.
+// What has not been released: the token of a holding that still stands, or the highest token of the
+// name that was taken away from its holder. Bind order: ids, names, ids, the lowest token.
 #[rustfmt::skip]
-const FREE: &str = "
-SELECT l.name, l.token, 1 AS is_free FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id = '' AND l.token IN (?)";
+const NOT_RELEASED: &str = "
+SELECT l.name, IF(l.id IN (?), l.token, l.lost) AS token, 1 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY)
+ WHERE l.name IN (?) AND (l.id IN (?) OR l.lost >= ?)";
 
 /// Carries out the requests of a batch. `None`: the request changed nothing.
 pub(super) async fn execute(
     conn: &mut MySqlConnection,
+    flavor: Flavor,
     sending: Sending,
     batch: &Batch,
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    match batch {
-        Batch::Acquire(claims) => acquire(conn, sending, claims).await,
-        Batch::Release(releases) => release(conn, sending, releases).await,
-        Batch::Poll(polls) => poll_many(conn, polls).await,
+    let (responses, len) = match batch {
+        Batch::Acquire(claims) => (acquire(conn, flavor, sending, claims).await, claims.len()),
+        Batch::Release(releases) => (release(conn, flavor, sending, releases).await, releases.len()),
+        Batch::Poll(polls) => (poll_many(conn, polls).await, polls.len()),
+    };
+    match responses {
+        Err(error) if is_locked(flavor, &error) => Ok(vec![None; len]),
+        responses => responses,
     }
 }
 
 async fn acquire(
     conn: &mut MySqlConnection,
+    flavor: Flavor,
     sending: Sending,
     claims: &[Claim],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
@@ -91,27 +116,29 @@ async fn acquire(
     let by_name = |literal: fn(&Claim) -> String| {
         value_by_name(&sorted.iter().map(|claim| (&claim.name, literal(claim))).collect::<Vec<_>>())
     };
-    let mut script = Script::new(sending);
-    script.add(LOCK_FREE, &[names]);
-    script.add(COUNT_FREE, &[names]);
     let (id, owner) = (by_name(|claim| id_literal(claim.id)), by_name(|claim| id_literal(claim.owner)));
     let (client, ttl) =
         (by_name(|claim| id_literal(heartbeat_client(claim))), by_name(|claim| micros(claim.ttl).to_string()));
     let (holder, label) = (by_name(|claim| text_literal(&claim.holder)), by_name(|claim| text_literal(&claim.label)));
     let ids = &*list(claims, |claim| id_literal(claim.id));
-    script.add(SEEN, &["0", names, ids]);
-    script.add(ACQUIRE, &[&id, &owner, &client, &ttl, &holder, &label, names]);
-    script.add(SEEN, &["1", names, ids]);
-    let mut seen = HashMap::new();
+    let among = &*is_among(claims.iter().map(|claim| &claim.name));
+    let mut script = begin(flavor, sending, [LOCK_FREE, COUNT_FREE], &[names]);
+    script.add(START, &[]);
+    script.add(ACQUIRE.sql(flavor), &[&id, &owner, &client, &ttl, &holder, &label, among]);
+    script.add(ACQUIRED, &[names, ids]);
+    let mut held = HashMap::new();
     for row in script.rows(conn).await? {
-        seen.insert((row.text("id")?, row.number("is_after")? == 1), row.number("token")?);
+        held.insert(row.text("id")?, (token(row.number("token")?), row.number("is_new")? == 1));
     }
-    let answer = |claim: &Claim| {
-        let token_if = |is_after| seen.get(&(claim.id.to_string(), is_after));
-        let granted = token_if(true).filter(|_| token_if(false).is_none())?;
-        Some(Response::Acquired(Ok(token(*granted)?)))
-    };
-    Ok(claims.iter().map(answer).collect())
+    let mut responses = Vec::with_capacity(claims.len());
+    for claim in claims {
+        responses.push(match held.get(&claim.id.to_string()) {
+            Some((token, true)) => token.map(|token| Response::Acquired(Ok(token))),
+            Some((_, false)) => Some(Response::Acquired(acquire::acquire(conn, sending, claim).await?)),
+            None => None,
+        });
+    }
+    Ok(responses)
 }
 
 /// An expression for the value that belongs to the name of the row `l`. `values` are in the order of
@@ -131,26 +158,55 @@ fn value_by_name(values: &[(&LockName, String)]) -> String {
 
 async fn release(
     conn: &mut MySqlConnection,
+    flavor: Flavor,
     sending: Sending,
     releases: &[Release],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(releases, |release| name_literal(&release.name));
     let ids = &*list(releases, |release| id_literal(release.id));
     let tokens = &*list(releases, |release| release.token.to_string());
-    let mut script = Script::new(sending);
-    script.add(LOCK_HELD, &[names, ids, tokens]);
-    script.add(COUNT_HELD, &[names, ids, tokens]);
+    let lowest = releases.iter().map(|release| release.token.get()).min().unwrap_or_default().to_string();
+    let among = &*is_among(releases.iter().map(|release| &release.name));
+    let mut script = begin(flavor, sending, [LOCK_HELD, COUNT_HELD], &[names, ids, tokens]);
     script.add(HELD, &[names, ids, tokens]);
-    script.add(RELEASE, &[names, ids, tokens]);
-    script.add(FREE, &[names, tokens]);
-    let mut seen = HashSet::new();
+    script.add(RELEASE.sql(flavor), &[among, ids, tokens]);
+    script.add(NOT_RELEASED, &[ids, names, ids, &lowest]);
+    let (mut held, mut not_released) = (HashSet::new(), HashMap::new());
     for row in script.rows(conn).await? {
-        seen.insert((row.try_get::<Vec<u8>, _>("name")?, row.number("token")?, row.number("is_free")? == 1));
+        let (name, token) = (row.try_get::<Vec<u8>, _>("name")?, row.number("token")?);
+        if row.number("is_after")? == 1 {
+            not_released.insert(name, token);
+        } else {
+            held.insert((name, token));
+        }
     }
     let answer = |release: &Release| {
-        let was_seen = |is_free| seen.contains(&(release.name.as_str().into(), release.token.get(), is_free));
-        let is_ended = was_seen(false) && was_seen(true);
+        let (name, token) = (release.name.as_str().as_bytes().to_vec(), release.token.get());
+        let stands = not_released.get(&name).is_some_and(|not_released| *not_released >= token);
+        let is_ended = held.contains(&(name, token)) && !stands;
         is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
     };
     Ok(releases.iter().map(answer).collect())
+}
+
+/// Begins a script whose next statement is an [`update_leases`]. On MySQL, the rows are locked and
+/// counted first.
+fn begin(flavor: Flavor, sending: Sending, [lock, count]: [&str; 2], literals: &[&str]) -> Script {
+    match flavor {
+        Flavor::MySql => {
+            let mut script = Script::new(sending);
+            script.add(lock, literals);
+            script.add(count, literals);
+            script
+        }
+        Flavor::MariaDb => Script::in_autocommit(sending),
+    }
+}
+
+/// The condition that the row `l` has one of these names, as ranges of one key each: InnoDB checks
+/// the last committed version of a locked row in a range, and waits only if that matches.
+fn is_among<'a>(names: impl Iterator<Item = &'a LockName>) -> String {
+    let range = |name| format!("l.name >= {name} AND l.name < CONCAT({name}, X'00')");
+    let ranges: Vec<_> = names.map(|name| range(name_literal(name))).collect();
+    format!("({})", ranges.join(" OR "))
 }

@@ -83,7 +83,8 @@ impl Database for Server {
         // One of the connections carries requests out as batches.
         if connection == 0
             && let Some(batch) = Batch::of(request)
-            && let Some(response) = batch::execute(connection_of, Sending::OneText, &batch).await?.remove(0)
+            && let Some(response) =
+                batch::execute(connection_of, self.flavor, Sending::OneText, &batch).await?.remove(0)
         {
             return Ok(response);
         }

@@ -18,20 +18,27 @@ pub(crate) enum Sending {
     OneByOne,
 }
 
-/// A transaction.
+/// Statements that are sent together, most of them a transaction.
 ///
-/// The script locks rows with SKIP LOCKED, counts them, checks the conditions, and sets
+/// A transaction locks rows with SKIP LOCKED, counts them, checks the conditions, and sets
 /// `@sqlock_name` to the name, or to NULL if it must not continue. The writing statements look rows
 /// up by this variable, so they lock nothing when it is NULL. A variable keeps its value from the
 /// previous script, unless the SELECT that sets it returns exactly one row.
 pub(super) struct Script {
     sending: Sending,
+    is_transaction: bool,
     statements: Vec<String>,
 }
 
 impl Script {
+    /// Begins a transaction.
     pub(super) fn new(sending: Sending) -> Self {
-        Self { sending, statements: vec!["START TRANSACTION".into()] }
+        Self { sending, is_transaction: true, statements: vec!["START TRANSACTION".into()] }
+    }
+
+    /// Begins statements that commit one by one.
+    pub(super) fn in_autocommit(sending: Sending) -> Self {
+        Self { sending, is_transaction: false, statements: Vec::new() }
     }
 
     /// Adds a statement, with literals instead of its question marks.
@@ -46,9 +53,11 @@ impl Script {
         self.send(conn).await?.pop().ok_or(sqlx::Error::RowNotFound)
     }
 
-    /// Commits, and returns the rows of its statements.
+    /// Commits, and returns the rows of all statements.
     pub(super) async fn rows(mut self, conn: &mut MySqlConnection) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        self.add("COMMIT", &[]);
+        if self.is_transaction {
+            self.add("COMMIT", &[]);
+        }
         self.send(conn).await
     }
 
