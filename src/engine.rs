@@ -54,6 +54,7 @@ use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
 use name::Name;
 use pace::{QueuePace, longest_interval};
+use recheck::Ended;
 use step::Step;
 use waiter::Timeouts;
 
@@ -131,8 +132,8 @@ pub(crate) struct Engine {
     /// The earliest moment of the next poll of all names.
     polled_all_until: Moment,
     wakes: HashMap<LockName, Moment>,
-    /// When this client's last acquisition ended, for each name that has nothing else to do.
-    ended: HashMap<LockName, Moment>,
+    /// The last acquisition of this client, for each name that has nothing else to do.
+    ended: HashMap<LockName, Ended>,
     timeouts: Timeouts,
     next_id: LeaseId,
     next_request: u64,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::action::{Exported, WaiterId};
 use super::holding::Holding;
 use super::pace::QueuePace;
+use super::recheck::Ended;
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT, Withdrawal};
 use crate::clock::Moment;
@@ -86,6 +87,11 @@ pub(super) struct Name {
 }
 
 impl Name {
+    /// `is_wanted`: other clients are expected to wait for the name, or to hold it.
+    pub(super) fn new(is_wanted: bool) -> Self {
+        Self { is_wanted, ..Self::default() }
+    }
+
     /// Whether a statement is in flight. Looks do not count.
     pub(super) fn is_busy(&self) -> bool {
         self.busy_since.is_some()
@@ -99,6 +105,11 @@ impl Name {
     pub(super) fn is_idle(&self) -> bool {
         let is_empty = self.waiters.is_empty() && self.holdings.is_empty() && self.withdrawals.is_empty();
         is_empty && self.detachments.is_empty() && !self.is_busy() && self.read_at.is_none()
+    }
+
+    /// Returns the end of the last acquisition, if one has ended.
+    pub(super) fn ended(&self) -> Option<Ended> {
+        self.ended_at.map(|at| Ended { at, is_wanted: self.is_wanted })
     }
 
     pub(super) fn push_waiter(&mut self, waiter: Waiter) {

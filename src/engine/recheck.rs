@@ -1,20 +1,38 @@
 //! Names on which an acquisition has ended: they are read again when the store may have been
 //! replaced.
 
+use std::time::Duration;
+
 use super::{Engine, LONGEST_LAG, NOTED_FOR};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 
+/// For how long a name that other clients waited for is expected to be held by one of them.
+const HELD_FOR: Duration = Duration::from_millis(100);
+
+/// The end of an acquisition.
+pub(super) struct Ended {
+    pub(super) at: Moment,
+    /// Other clients waited for the name.
+    pub(super) is_wanted: bool,
+}
+
 impl Engine {
-    /// Records when an acquisition ended on a name that the engine forgets. Drops old records when
+    /// Records the end of an acquisition on a name that the engine forgets. Drops old records when
     /// there are many.
-    pub(super) fn note_end(&mut self, now: Moment, name: &LockName, ended_at: Moment) {
+    pub(super) fn note_end(&mut self, now: Moment, name: &LockName, ended: Ended) {
         if self.ended.len() == self.ended.capacity() {
             let answered_at = self.heartbeat.answered_at();
-            self.ended.retain(|_, at| answered_at < *at + LONGEST_LAG && now < *at + NOTED_FOR);
+            self.ended.retain(|_, ended| answered_at < ended.at + LONGEST_LAG && now < ended.at + NOTED_FOR);
         }
-        self.ended.insert(name.clone(), ended_at);
+        self.ended.insert(name.clone(), ended);
+    }
+
+    /// Whether another client probably holds a name that this client does not use: it waited for
+    /// the name when this client released it, a moment ago.
+    pub(super) fn is_probably_held(&self, now: Moment, name: &LockName) -> bool {
+        self.ended.get(name).is_some_and(|ended| ended.is_wanted && now < ended.at + HELD_FOR)
     }
 
     /// Reads each name on which an acquisition has ended since `same_until`, or shortly before. A
@@ -23,8 +41,8 @@ impl Engine {
         if is_on(Mutation::ForgetEnded) {
             return;
         }
-        for (name, ended_at) in std::mem::take(&mut self.ended) {
-            self.names.entry(name).or_default().ended_at.get_or_insert(ended_at);
+        for (name, ended) in std::mem::take(&mut self.ended) {
+            self.names.entry(name).or_default().ended_at.get_or_insert(ended.at);
         }
         for state in self.names.values_mut() {
             if state.ended_at.is_some_and(|ended_at| same_until < ended_at + LONGEST_LAG) {

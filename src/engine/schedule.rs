@@ -64,9 +64,8 @@ impl Engine {
             _ => {}
         }
         if is_idle {
-            let ended_at = self.names.remove(name).and_then(|state| state.ended_at);
-            if let Some(ended_at) = ended_at {
-                self.note_end(now, name, ended_at);
+            if let Some(ended) = self.names.remove(name).and_then(|state| state.ended()) {
+                self.note_end(now, name, ended);
             }
             return;
         }

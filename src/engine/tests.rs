@@ -9,7 +9,7 @@ use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{
-    Amended, Claim, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn,
+    Amended, Claim, Granted, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn,
 };
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -420,4 +420,19 @@ fn export_missed_by_the_store_is_repeated_while_resumed() {
     let detached: Vec<_> = state.detachments.iter().map(|detachment| (detachment.id, detachment.token)).collect();
     assert_eq!(detached, [(exported.id, token)]);
     assert!(state.withdrawals.is_empty(), "the lease stays");
+}
+
+/// Two clients take turns: the next request of the one that released meets the other as holder.
+#[test]
+fn client_that_handed_a_name_over_gets_an_entry_at_once() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    let (_, lease) = store.hold(1, wish("a", Patience::Wait(None)), token);
+    store.feed(Event::Release { lease });
+    let granted = Granted { id: LeaseId::from_u128(9), token: FencingToken::new(6).expect("a token") };
+    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(Released::ToEntry(granted)));
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", Patience::Wait(None)) });
+    let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
+    store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
+    assert!(store.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", store.open);
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::action::{Action, Patience, Refusal, WaiterId, Wish};
 use super::holding::Holding;
+use super::name::Name;
 use super::waiter::{Waiter, WaiterState};
 use super::{Engine, enter};
 use crate::clock::Moment;
@@ -22,8 +23,11 @@ impl Engine {
         }
         let claim_id = self.new_id();
         let client = self.heartbeat.client;
-        let state = self.names.entry(wish.name.clone()).or_default();
         let Wish { name, owner, reenters, mode, ttl, is_kept, hold_time, label, patience } = wish;
+        let is_try = matches!(patience, Patience::Try(_));
+        // A waiter gets an entry at once, without the request that would be refused.
+        let is_wanted = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);
+        let state = self.names.entry(name.clone()).or_insert_with(|| Name::new(is_wanted));
         // No waiter enters a holding that no heartbeat keeps and that is about to end.
         let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
@@ -42,7 +46,6 @@ impl Engine {
                 _ => {}
             }
         }
-        let is_try = matches!(patience, Patience::Try(_));
         let waits = state.waiters.iter().any(|waiter| !waiter.tries());
         if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || waits))) {
             return self.refuse(id, Refusal::Held);
