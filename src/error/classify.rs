@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Error, Fault, FenceError, Result, RowError, reason, report};
+use super::fault::copy;
+use super::{Error, Fault, FenceError, Result, RowError, report};
 
 impl Error {
     /// Returns the messages of the error and of all its sources in one line, each once.
@@ -73,6 +74,7 @@ impl Error {
             Self::Unavailable { .. }
                 | Self::Access { .. }
                 | Self::PoolExhausted { .. }
+                | Self::NotMigrated { .. }
                 | Self::Closed
                 | Self::Unsupported { .. }
         )
@@ -80,18 +82,18 @@ impl Error {
 
     /// Copies the error for another caller whose request ends with it.
     pub(crate) fn repeated(&self) -> Self {
-        let again = |source: &sqlx::Error| sqlx::Error::Protocol(reason(source));
         match self {
             Self::Unavailable { attempted, reason, .. } => {
                 Self::Unavailable { attempted, reason: reason.clone(), source: None }
             }
             Self::Access { attempted, cause, source } => {
-                Self::Access { attempted, cause: *cause, source: again(source) }
+                Self::Access { attempted, cause: *cause, source: copy(source) }
             }
             Self::PoolExhausted { attempted } => Self::PoolExhausted { attempted },
-            Self::NotMigrated { source } => Self::NotMigrated { source: again(source) },
-            Self::Database { attempted, source } => Self::Database { attempted, source: again(source) },
+            Self::NotMigrated { source } => Self::NotMigrated { source: copy(source) },
+            Self::Database { attempted, source } => Self::Database { attempted, source: copy(source) },
             Self::Unsupported { what, reason } => Self::Unsupported { what, reason },
+            // No other error ends the requests of several callers.
             _ => Self::Closed,
         }
     }

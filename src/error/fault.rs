@@ -31,11 +31,10 @@ impl Fault {
         match error {
             sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
             error if AccessError::of(error) == Some(AccessError::Tls) => Self::Final,
-            sqlx::Error::Io(_)
-            | sqlx::Error::Tls(_)
-            | sqlx::Error::Protocol(_)
-            | sqlx::Error::PoolClosed
-            | sqlx::Error::WorkerCrashed => Self::Severed,
+            sqlx::Error::Io(error) => Copied::find(error).map_or(Self::Severed, |copied| copied.fault),
+            sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
+                Self::Severed
+            }
             sqlx::Error::PoolTimedOut => Self::Exhausted,
             _ => Self::Final,
         }
@@ -164,6 +163,25 @@ pub(crate) fn if_readable<T>(read: Result<T, sqlx::Error>) -> Result<Option<T>, 
     }
 }
 
+/// A copy of an error of a driver, which cannot be cloned.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+struct Copied {
+    reason: String,
+    fault: Fault,
+}
+
+impl Copied {
+    fn find(error: &std::io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+/// Copies an error of a driver. The copy has the same message and means the same for the sender.
+pub(super) fn copy(error: &sqlx::Error) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(Copied { reason: reason(error), fault: Fault::of(error) }))
+}
+
 /// No writable server was found, although some servers may have answered.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -179,7 +197,11 @@ pub(crate) fn not_writable(reason: String) -> sqlx::Error {
 pub(crate) fn reason(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => cause.to_string(),
-        sqlx::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<NotWritable>()) => cause.to_string(),
+        sqlx::Error::Io(cause)
+            if cause.get_ref().is_some_and(|cause| cause.is::<NotWritable>() || cause.is::<Copied>()) =>
+        {
+            cause.to_string()
+        }
         error => error.to_string(),
     }
 }
