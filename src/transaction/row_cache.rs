@@ -1,6 +1,7 @@
 //! A client's cache of ensured names and of columns.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use crate::name::LockName;
 /// How long the row of a name is assumed to exist, and a column to be as it was.
 pub(crate) const ENSURED_FOR: Duration = Duration::from_secs(60);
 
-/// The most names in the cache.
-const MAX_ENSURED: usize = 10_000;
+/// The most names, and the most keys of tables, in the cache.
+const MAX_ENTRIES: usize = 10_000;
 
 /// The name of a table as the caller wrote it, and the columns of a key.
 type KeyOfTable = (String, Vec<String>);
@@ -31,13 +32,7 @@ impl RowCache {
 
     /// Records that the row of a name existed at this moment.
     pub(crate) fn set_ensured(&self, name: &LockName, at: Moment) {
-        let mut names = lock(&self.ensured);
-        if names.len() >= MAX_ENSURED {
-            names.retain(|_, at| is_recent(at));
-        }
-        if names.len() < MAX_ENSURED {
-            names.insert(name.clone(), at);
-        }
+        insert(&mut lock(&self.ensured), name.clone(), at, is_recent);
     }
 
     pub(crate) fn forget(&self, name: &LockName) {
@@ -49,7 +44,17 @@ impl RowCache {
     }
 
     pub(crate) fn set_column(&self, key: KeyOfTable, column: Column) {
-        lock(&self.columns).insert(key, (column, Moment::now()));
+        insert(&mut lock(&self.columns), key, (column, Moment::now()), |(_, at)| is_recent(at));
+    }
+}
+
+/// Inserts an entry unless the cache is full of recent ones.
+fn insert<K: Eq + Hash, V>(cache: &mut HashMap<K, V>, key: K, value: V, is_recent: impl Fn(&V) -> bool) {
+    if cache.len() >= MAX_ENTRIES {
+        cache.retain(|_, value| is_recent(value));
+    }
+    if cache.len() < MAX_ENTRIES {
+        cache.insert(key, value);
     }
 }
 
