@@ -20,6 +20,8 @@ use crate::operation::Sweep;
 /// The rows in a batch, unless [`Sweeper::batch`] sets them.
 pub(crate) const BATCH: u32 = 500;
 
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Purges the rows of names that have been free for a while, and expired records of requests. Made
 /// with [`Locks::sweeper`](crate::Locks::sweeper).
 ///
@@ -59,10 +61,10 @@ impl Sweeper {
         Self { client, every: Duration::from_secs(300), retention: Duration::from_secs(3600), batch: BATCH }
     }
 
-    /// Sets the mean time between two sweeps in the background. 5 minutes by default, at most 100
-    /// years, jittered so that instances spread out.
+    /// Sets the mean time between two sweeps in the background. 5 minutes by default, at least 10
+    /// milliseconds and at most 100 years, jittered so that instances spread out.
     pub fn every(mut self, interval: Duration) -> Self {
-        self.every = interval.min(CENTURY);
+        self.every = interval.clamp(SHORTEST_INTERVAL, CENTURY);
         self
     }
 

@@ -136,7 +136,7 @@ impl Leadership {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future after its first poll does not stop the resignation.
+    /// Dropping the future does not stop the resignation.
     pub async fn resign(self) -> Result<()> {
         self.0.release().await
     }
@@ -162,10 +162,10 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Sets how often to poll. Every second by default: one `SELECT`. A shorter leadership can go
-    /// unnoticed. (At most a day.)
+    /// Sets how often to poll: every second by default, every 10 milliseconds at most, once a day at
+    /// least. A poll is one `SELECT`. A shorter leadership can go unnoticed.
     pub fn every(mut self, interval: Duration) -> Self {
-        self.every = interval.min(Duration::from_secs(86_400));
+        self.every = interval.clamp(Duration::from_millis(10), Duration::from_secs(86_400));
         self
     }
 
