@@ -32,7 +32,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
-use self::listener::{StoreConnection, Upgrade, is_temporary};
+use self::listener::{StoreConnection, Upgrade, may_refuse_settings};
 use self::settings::{Settings, started_at};
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
@@ -92,7 +92,7 @@ impl PostgresBackend {
 
     async fn open(&self) -> Result<PostgresStore, sqlx::Error> {
         let mut conn = match self.own_options().connect().await {
-            Err(sqlx::Error::Database(error)) if !is_temporary(&*error) => {
+            Err(sqlx::Error::Database(error)) if may_refuse_settings(&*error) => {
                 let conn = (*self.options).clone().disable_statement_logging().connect().await?;
                 self.accepts_settings.store(false, Ordering::Relaxed);
                 self.can_listen.store(false, Ordering::Relaxed);

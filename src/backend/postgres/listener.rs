@@ -182,9 +182,16 @@ impl Listener {
 
 /// Returns whether a server that refuses a connection may accept the next one: it has too few
 /// resources, its database does not take connections at present, or it stops, starts or fails.
-pub(super) fn is_temporary(error: &dyn DatabaseError) -> bool {
+fn is_temporary(error: &dyn DatabaseError) -> bool {
     let code = error.code().unwrap_or_default();
     ["53", "55", "57", "58"].iter().any(|class| code.starts_with(class))
+}
+
+/// Returns whether a server that refuses a connection may accept one without settings: a pooler
+/// refuses them with codes of its own. A wrong password (class 28) or database (3D) stays wrong.
+pub(super) fn may_refuse_settings(error: &dyn DatabaseError) -> bool {
+    let code = error.code().unwrap_or_default();
+    !is_temporary(error) && !["28", "3D"].iter().any(|class| code.starts_with(class))
 }
 
 /// Makes the error of a connection that was lost while idle.

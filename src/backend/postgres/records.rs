@@ -102,7 +102,8 @@ impl PostgresStore {
         };
         settings.begin(connection).await?;
         let found = execute_command::<Postgres>(connection, command).await;
-        settings.end(connection, found.is_ok()).await?;
-        found
+        let ended = settings.end(connection, found.is_ok()).await;
+        let found = found?;
+        ended.map(|()| found)
     }
 }
