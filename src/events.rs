@@ -67,7 +67,7 @@ pub enum Event {
         /// The name that was taken over.
         name: LockName,
     },
-    /// A lease was released and had been held to the end.
+    /// A lease was released. With `is_confirmed`, it was held to the end; otherwise that is not known.
     Released {
         /// The name that was held.
         name: LockName,

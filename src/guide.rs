@@ -42,7 +42,7 @@
 //! | conditional update | your own | the transaction's | in the database, for the row | rolled back |
 //! | row lock | 1 in the transaction; once a minute 1 of the client for a name; 3 for a limited wait on PostgreSQL | the transaction's | in the database, with a connection each | rolled back at once, if the server notices |
 //! | version | 1, and your own read; 1 more when it fails | the transaction's, or any | none; a failed write is repeated | nothing was held |
-//! | lease | 1 to acquire, 1 to release, 1 each third of the shortest TTL, at least 1 a second, to renew, however many are held | 3 at most for all leases of a client (SQLite: 2) | in a queue, first come, first served | free after the TTL at most |
+//! | lease | 1 to acquire (several if it is shared), 1 to release, 1 each third of the shortest TTL, at least 1 a second, to renew, however many are held | 3 at most for all leases of a client (SQLite: 2) | in a queue, first come, first served | free after the TTL at most |
 //! | fence | 1, the first in its transaction | the transaction's | the next holder, until the transaction ends | rolled back |
 //! | idempotency | 2 in its transaction; MySQL and MariaDB 1 more of the client | the transaction's | a duplicate receives "in progress", or waits without a connection | rolled back, and the key is free |
 //! | session lock | 1 to acquire, 1 to release, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |
@@ -145,7 +145,6 @@
 //!   [`Locks::session`] refuses.
 //! - *Checking a lease, then writing* is not a fence: the process may pause in between.
 //!   [`Lease::fence`] keeps the next holder out until the transaction has ended.
-//!
 //! - *Check the record, have the effect, write the record* has the effect twice when two requests
 //!   come at once, and leaves a key "in progress" for ever when the process dies in between.
 //!   [`Idempotency`] inserts first, and commits everything or nothing.

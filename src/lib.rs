@@ -119,16 +119,17 @@
 //! one client: what each lease and each waiter needs next. `coordinator` feeds the engine and
 //! carries out its actions; `executor` sends its requests on a few connections, one of which is for
 //! heartbeats alone. `lease` has the types that users hold: the request, the handle, and its forms:
-//! several leases, permits and the leadership. Under `backend`, each database has the same files:
-//! `acquire`, `change`, `release`, `queue`, `transition`, `heartbeat`, `batch`, `fence`, `rows`,
-//! `session`, `admin`, `records`. `backend/memory` is a model of the databases: tests compare the
+//! several leases, permits and the leadership. Under `backend`, the files of the databases have the
+//! same names: `store` carries out a request, with `acquire`, `change`, `release`, `queue`,
+//! `transition`, `heartbeat` and `batch`; `fence`, `rows`, `session`, `note`, `admin` and `records`
+//! serve the rest. `backend/memory` is a model of the databases: tests compare the
 //! databases with the model, and run whole clients on it in `simulation`.
 //!
 //! `transaction` has the features inside the caller's own transactions: row locks, versions and
 //! their retry. `session` has the task that owns the connection of session locks. `quorum/round`
 //! asks a majority of databases, and `quorum/majority` counts their leases. `idempotency` has one
-//! file per mode, and its statements are in `backend/records`. The command is `bin/sqlock`, one
-//! file per subcommand.
+//! file per mode, and its statements are in `backend/records`. The command is `bin/sqlock`, its
+//! subcommands are in `bin/sqlock/command`.
 //!
 //! [`Idempotency::run`]: idempotency::Idempotency::run
 //! [`Idempotency::run_leased`]: idempotency::Idempotency::run_leased

@@ -253,8 +253,8 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, requests stay refused, and nothing is shut down: call
-    /// [`shutdown`](Self::shutdown) or `drain` again.
+    /// After the future was dropped, requests stay refused. The shutdown may not have begun, or not
+    /// have ended: call [`shutdown`](Self::shutdown) or `drain` again.
     pub async fn drain(&self, timeout: Duration) -> Result<bool> {
         self.client.drain(timeout).await
     }

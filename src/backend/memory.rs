@@ -259,7 +259,7 @@ impl Memory {
         self.is_locked(&Key::Entry(name.clone(), id), Strength::Ending)
     }
 
-    // ---- what the rows say
+    // ---- reads
 
     fn last_heartbeat(&self, client: Option<ClientId>) -> Option<i64> {
         self.clients.get(&client?).map(|client| client.beat_at)

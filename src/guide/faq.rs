@@ -12,11 +12,10 @@
 //! statement and ends with the transaction. [The guide](super) has a table.
 //!
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
-//! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL and MariaDB the
-//! waiter polls, and notices its grant up to 2 ms late, or by an eighth of the time for which the
-//! holders before it had the name, at most 100 ms. A client of PostgreSQL behind a pooler that shares
-//! sessions polls every 100 ms. A waiter that was not the first at its last poll may be late by
-//! 250 ms.
+//! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL, on MariaDB and
+//! behind a pooler that shares the sessions of PostgreSQL, the waiter polls, and notices its grant up
+//! to 2 ms late, or by an eighth of the time for which the holders before it had the name, at most
+//! 100 ms. A waiter that was not the first at its last poll may be late by 250 ms.
 //!
 //! **Does it work behind PgBouncer?** Leases, row locks and idempotency do, in transaction mode as
 //! well. [Session locks](crate::session::SessionLock) refuse. ProxySQL and MaxScale are not tested;

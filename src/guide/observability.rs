@@ -18,7 +18,7 @@
 //! | INFO | `writing here from now on` | nothing; of several servers, this one is the writable one now |
 //! | INFO | `a lease on a majority has ended` | nothing; `max_hold` was reached |
 //! | WARN | `a heartbeat is late`, `a heartbeat failed…` | look at the database and the network: leases are lost when the TTL has passed |
-//! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `expired` after a pause or an outage, `taken over or evicted` by an operator; `held` counts until the holder noticed |
+//! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `it expired before it was renewed` after a pause or an outage, `it was taken over or evicted` by another client or an operator; `held` counts until the holder noticed |
 //! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
 //! | WARN | `left out a row that cannot be read` | look at the row: it was written by hand or damaged |
 //! | WARN | `a sweep failed; the next one may succeed` | look at the database, if it comes often |

@@ -1,6 +1,6 @@
 //! Set-ups for actix, SeaORM, Diesel, `AnyPool` and a `search_path`; and the platforms.
 //!
-//! The example `service` is a complete service of axum, with metrics, a probe and an orderly end.
+//! The example `service` is a complete axum service, with metrics, a probe and an orderly shutdown.
 //!
 //! # `AnyPool`
 //!

@@ -125,7 +125,7 @@
 //! ```sh
 //! sqlock idem ls --state unknown --namespace payments
 //! sqlock idem show order-17 --principal alice --namespace payments    # the token, the steps
-//! sqlock idem resolve order-17 --principal alice --namespace payments --token 7 --done
+//! sqlock idem resolve order-17 --principal alice --namespace payments --token 1795257707293005 --done
 //! ```
 //!
 //! A `sqlock_idempotency_oldest_unknown_seconds` that grows without end shows such a key, or a key

@@ -61,7 +61,7 @@ impl Idempotency {
     }
 
     /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any,
-    /// in order of creation, at most `limit`. An unknown state has no records.
+    /// in order of creation, at most `limit`. For any other text as the state, the list is empty.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl RecordInfo {
             key: record.key.key,
             state: record.state.as_str(),
             token: crate::backend::token(record.token),
-            attempts: u32::try_from(record.attempts).unwrap_or(0),
+            attempts: u32::try_from(record.attempts).unwrap_or(u32::MAX),
             result_bytes: record.result.map(|result| result.len()),
             request_bytes: None,
             steps: Vec::new(),
@@ -242,7 +242,7 @@ pub(super) fn time_of_micros(micros: i64) -> chrono::DateTime<chrono::Utc> {
     chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
 
-/// Writes the fields under their names, and times as RFC 3339. `expires_at` is null for a record that
+/// Writes the fields but `request_bytes` under their names, and times as RFC 3339. `expires_at` is null for a record that
 /// has not ended, or is expired.
 impl Serialize for RecordInfo {
     fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {

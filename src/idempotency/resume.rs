@@ -46,8 +46,8 @@ impl ResumePolicy {
         self
     }
 
-    /// Sets the age from which requests are resumed, since their first attempt began, by the
-    /// database's clock. By default, requests of any age are resumed. Set it above the time that a
+    /// Sets the minimum age of a resumed request, counted from its first attempt by the database's
+    /// clock. By default, requests of any age are resumed. Set it above the time that a
     /// handler takes: otherwise each call tries the attempts in progress, too, and counts them as
     /// [at work](Resumed::at_work), and as `held` in the metrics.
     pub fn min_age(mut self, age: Duration) -> Self {

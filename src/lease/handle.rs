@@ -140,8 +140,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], or [`Error::Unavailable`]
-    /// when the database could not be reached: the extension may still take place.
+    /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], [`Error::Closed`],
+    /// [`Error::Access`], or [`Error::Unavailable`] and [`Error::Database`], after which the extension
+    /// may still take place.
     ///
     /// # Cancel safety
     ///
@@ -212,7 +213,7 @@ impl Lease {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future after its first poll does not stop the release.
+    /// Dropping the future does not stop the release.
     #[doc(alias = "unlock")]
     pub async fn release(self) -> Result<()> {
         self.start_release().await
@@ -230,7 +231,7 @@ impl Lease {
                 return Err(Error::Closed);
             };
             match verdict.await {
-                Verdict::Kept => Ok(()),
+                Verdict::Held => Ok(()),
                 Verdict::Lost(cause) => Err(Error::Lost { name, token, cause }),
                 Verdict::Unknown => Err(Error::Unknown { attempted: "release", name }),
                 Verdict::Failed(failure) => Err(failure.into_error()),

@@ -58,7 +58,7 @@ impl LocksBuilder {
         Ok(Self::over(backend, kind))
     }
 
-    /// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to
+    /// Splits a list of URLs. A comma separates if another URL follows. (Another comma may belong to
     /// a password or to a file's name.)
     #[doc(hidden)]
     pub fn split_urls(urls: &str) -> Vec<&str> {
@@ -96,7 +96,8 @@ impl LocksBuilder {
     }
 
     /// Sets the TTLs that a lease may request: 1 second to 24 hours by default. With a shorter TTL,
-    /// one slow reply loses the lease. The greatest possible TTL is 100 years.
+    /// one slow reply loses the lease. The greatest possible TTL is 100 years. With an empty range,
+    /// every request is [`Error::OutOfRange`](crate::Error::OutOfRange).
     pub fn ttl_range(mut self, range: RangeInclusive<Duration>) -> Self {
         let (min, max) = range.into_inner();
         self.ttl = min..=max.min(CENTURY);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, Kind};
 use crate::error::{Error, Result};
 
-/// Splits a list of URLs. A comma separates if another URL follows. (Elsewhere it may belong to a
+/// Splits a list of URLs. A comma separates if another URL follows. (Another comma may belong to a
 /// password, or to a file's name.)
 pub(super) fn split(urls: &str) -> Vec<&str> {
     let begins_url = |text: &str| {

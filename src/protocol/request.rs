@@ -45,10 +45,10 @@ pub(crate) enum Request {
     /// current end, and change whose heartbeat keeps the holding. Answer:
     /// [`Extended`](super::Response::Extended).
     Extend(Extension),
-    /// Turn an exclusive holding of one lease that stands into a shared one, with the same token. Answer:
+    /// Convert an exclusive holding of one lease to shared mode, with the same token. Answer:
     /// [`Downgraded`](super::Response::Downgraded).
     Downgrade { name: LockName, id: LeaseId, token: FencingToken },
-    /// Give an exclusive holding of one lease that stands a higher token. Answer:
+    /// Raise the token of an exclusive holding of one lease. Answer:
     /// [`Raised`](super::Response::Raised).
     Raise { name: LockName, id: LeaseId, token: FencingToken, to: FencingToken },
     /// End the holding with this token, and notify its client. Answer:

@@ -38,7 +38,8 @@ impl QuorumLease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when the lease has ended. [`Error::Unavailable`] when too few databases
+    /// [`Error::Lost`] when the lease has ended; single databases may keep their part of it for its
+    /// TTL. [`Error::Unavailable`] when too few databases
     /// could be reached to raise their tokens: the lease is then released.
     ///
     /// # Cancel safety

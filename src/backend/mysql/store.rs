@@ -48,8 +48,8 @@ macro_rules! grant {
 
 const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! says the same");
 
-/// The time until which a row of `sqlock_lease` is valid: the later of its own expiry and the one
-/// by the heartbeat of its client.
+/// When a row of `sqlock_lease` expires: at its `expires_at`, or one TTL after the last heartbeat of
+/// its client, whichever is later.
 #[rustfmt::skip]
 macro_rules! lease_until {
     ($row:literal) => {

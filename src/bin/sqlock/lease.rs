@@ -45,7 +45,8 @@ impl HeldLease {
         delegate!(self, lease => lease.lost().await)
     }
 
-    /// Waits until the holder is asked to release the lease. A majority is never asked.
+    /// Waits until the holder is asked to release the lease. Requests to single databases of a
+    /// majority are ignored.
     pub async fn revoke_requested(&self) {
         match self {
             Self::Single(lease) => lease.revoke_requested().await,

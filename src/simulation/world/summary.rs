@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The number of events in some runs.
+/// Counts of events, summed over runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(super) grants: u64,

@@ -85,7 +85,7 @@ struct ShowArgs {
 
 /// Record whether a request with an unknown outcome took effect.
 ///
-/// The record must be unknown, or started by an attempt that has died. The token, which "sqlock idem
+/// The record must be in the state unknown, or started by an attempt that has died. The token, which "sqlock idem
 /// show" prints, names the attempt: the outcome of a newer attempt is never resolved by mistake (exit
 /// code 79). The operator, the time and the note are stored, also when the record is deleted, and
 /// printed by "sqlock idem show".
