@@ -5,25 +5,21 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::io::Write;
-use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
-
 use regex::Regex;
 use rustix::process::Signal;
 use snapbox::data::{Data, DataFormat};
 use sqlock::Locks;
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
 use tokio::process::Command;
 
 use support::command::{ClosedPort, Ended, Running, bare, beside, end, program, run, sqlock};
-use support::{Fresh, builder, empty};
+use support::{Fresh, LONG, builder, empty};
 
 /// The texts are the same on all databases, and SQLite needs no server.
 type Sql = sqlx::Sqlite;
 const DATABASE: support::Database = support::Database::Sqlite;
-
-const LONG: Duration = Duration::from_secs(600);
 
 /// Compares with `snapshots/NAME.txt`, apart from what is different each time.
 #[track_caller]
@@ -429,7 +425,7 @@ async fn on_a_terminal(mut command: Command, code: i32) -> String {
     String::from_utf8(shown).expect("sqlock speaks UTF-8")
 }
 
-// ---- what it prints for other programs
+// ---- output for other programs
 
 #[tokio::test]
 async fn completions_are_valid_for_each_shell() {

@@ -34,7 +34,7 @@ const LONG: Duration = Duration::from_secs(600);
 /// How long one database may take: no test fails because the machine is busy.
 const PATIENT: Duration = Duration::from_secs(15);
 
-// ---- the servers
+// ---- servers
 
 /// A database on one of the servers, and the proxy before it.
 struct Node {
@@ -185,7 +185,7 @@ fn patient(quorum: &Quorum, name: &str) -> QuorumRequest {
     quorum.lease(name).ttl(LONG).node_timeout(PATIENT).wait(SOON)
 }
 
-// ---- what is promised
+// ---- promises
 
 #[tokio::test]
 async fn majority_excludes_others_until_full_release() {
@@ -622,7 +622,7 @@ async fn invalid_quorum_is_refused() {
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
 }
 
-// ---- under faults
+// ---- faults
 
 /// The resource that the lease guards, outside of the databases. A holder claims first, then reads,
 /// then writes.

@@ -1,4 +1,4 @@
-//! Promise 9: every public future may be dropped at any await point.
+//! Every public future may be dropped at any await point.
 //!
 //! Promises: 9.
 
@@ -12,10 +12,7 @@ use tokio::time::Instant;
 
 use super::witness::Witness;
 use crate::Sql;
-use crate::support::{Fresh, SOON, empty, fresh, soon};
-
-/// A leaked lease of this length is still held when a test times out.
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{Fresh, LONG, SOON, empty, fresh, soon};
 
 /// More polls than any future here needs.
 const ENOUGH: usize = 500;
@@ -29,7 +26,7 @@ pub(super) struct Point {
 }
 
 /// Drops a future at a point. `Some`: the future completed before.
-pub(super) async fn until<F: Future>(point: Point, future: F) -> Option<F::Output> {
+pub(super) async fn drop_at<F: Future>(point: Point, future: F) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut polls = 0;
     let polled = poll_fn(|cx| {
@@ -48,10 +45,10 @@ pub(super) async fn until<F: Future>(point: Point, future: F) -> Option<F::Outpu
 
 /// Runs a case for every point at which its future can be dropped, until the future completes
 /// before.
-pub(super) async fn everywhere(mut scene: impl AsyncFnMut(Point) -> bool) {
+pub(super) async fn everywhere(mut case: impl AsyncFnMut(Point) -> bool) {
     for polls in 0..ENOUGH {
-        let done = scene(Point { polls, woken: false }).await;
-        let done_too = scene(Point { polls, woken: true }).await;
+        let done = case(Point { polls, woken: false }).await;
+        let done_too = case(Point { polls, woken: true }).await;
         if done && done_too {
             assert!(polls > 0, "it must be polled to be done");
             return;
@@ -118,7 +115,7 @@ impl CancelFixture {
 async fn dropped_acquire_leaves_nothing_behind() {
     let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let done = until(point, fixture.ours.lease("a").ttl(LONG).acquire()).await;
+        let done = drop_at(point, fixture.ours.lease("a").ttl(LONG).acquire()).await;
         let done = done.map(|lease| lease.expect("acquire")).is_some();
         fixture.is_clean().await;
         done
@@ -131,7 +128,7 @@ async fn dropped_acquire_by_owner_keeps_outer_hold() {
     let fixture = CancelFixture::new().await;
     let owner = Owner::random();
     everywhere(async |point| {
-        let done = until(point, fixture.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
+        let done = drop_at(point, fixture.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
         let done = done.map(|lease| lease.expect("acquire")).is_some();
         fixture.is_clean().await;
         done
@@ -140,7 +137,7 @@ async fn dropped_acquire_by_owner_keeps_outer_hold() {
     // Entering again leaves the outer hold intact; it ends with its own release.
     everywhere(async |point| {
         let outer = fixture.ours.lease("a").ttl(LONG).owner(owner).acquire().await.expect("acquire");
-        let done = until(point, fixture.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
+        let done = drop_at(point, fixture.ours.lease("a").ttl(LONG).owner(owner).acquire()).await;
         let done = done.map(|lease| lease.expect("acquire")).is_some();
         outer.extend(LONG).await.expect("still held");
         outer.release().await.expect("ours to the end");
@@ -161,7 +158,7 @@ async fn drop_waiter_everywhere(fixture: &CancelFixture, hold: impl AsyncFn() ->
             });
             let request = fixture.ours.lease("a").ttl(LONG);
             let request = if let Some(wait) = wait { request.wait(wait) } else { request };
-            let done = until(point, request.acquire()).await;
+            let done = drop_at(point, request.acquire()).await;
             let done = done.map(|lease| lease.expect("acquire")).is_some();
             leaves.await.expect("no panic").expect("release");
             fixture.is_clean().await;
@@ -190,7 +187,7 @@ async fn dropped_timed_acquire_leaves_nothing_behind() {
     everywhere(async |point| {
         let holder = soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         let request = fixture.ours.lease("a").ttl(LONG).wait(Duration::from_millis(30));
-        let done = until(point, request.acquire()).await;
+        let done = drop_at(point, request.acquire()).await;
         let done = done.map(|lease| lease.expect_err("held")).is_some_and(|error| error.is_timeout());
         holder.release().await.expect("release");
         fixture.is_clean().await;
@@ -203,7 +200,7 @@ async fn dropped_timed_acquire_leaves_nothing_behind() {
 async fn dropped_try_acquire_leaves_nothing_behind() {
     let fixture = CancelFixture::new().await;
     everywhere(async |point| {
-        let done = until(point, fixture.ours.lease("a").ttl(LONG).try_acquire()).await;
+        let done = drop_at(point, fixture.ours.lease("a").ttl(LONG).try_acquire()).await;
         let done = done.map(|lease| lease.expect("try").expect("free")).is_some();
         fixture.is_clean().await;
         done
@@ -216,8 +213,8 @@ async fn dropped_try_acquire_does_not_disturb_the_holder() {
     let fixture = CancelFixture::new().await;
     everywhere(async |point| {
         let holder = fixture.lease().await;
-        let here = until(point, fixture.ours.lease("a").try_acquire()).await;
-        let there = until(point, fixture.theirs.lease("a").try_acquire()).await;
+        let here = drop_at(point, fixture.ours.lease("a").try_acquire()).await;
+        let there = drop_at(point, fixture.theirs.lease("a").try_acquire()).await;
         let done = [here, there].map(|tried| tried.map(|lease| assert!(lease.expect("try").is_none())).is_some());
         holder.extend(LONG).await.expect("still held");
         holder.release().await.expect("ours to the end");
@@ -238,7 +235,7 @@ async fn dropped_run_releases_the_name() {
             tokio::task::yield_now().await;
             tx.rollback().await.expect("rollback");
         });
-        let done = until(point, work).await.map(|outcome| outcome.expect("run")).is_some();
+        let done = drop_at(point, work).await.map(|outcome| outcome.expect("run")).is_some();
         // The work's own BEGIN is sqlx's, which may leave a transaction open when it is dropped.
         let lease = soon("the name", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         lease.release().await.expect("release");
@@ -253,7 +250,7 @@ async fn dropped_release_still_frees_the_name() {
     let fixture = CancelFixture::new().await;
     everywhere(async |point| {
         let lease = fixture.lease().await;
-        let done = until(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
+        let done = drop_at(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
         fixture.is_clean().await;
         done
     })
@@ -267,7 +264,7 @@ async fn dropped_release_still_grants_local_waiter() {
         let lease = fixture.lease().await;
         let mut next = std::pin::pin!(fixture.ours.lease("a").ttl(LONG).acquire());
         tokio::time::timeout(Duration::from_millis(5), &mut next).await.expect_err("held");
-        let done = until(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
+        let done = drop_at(point, lease.release()).await.map(|verdict| verdict.expect("release")).is_some();
         let next = soon("the turn", next).await.expect("acquire");
         next.release().await.expect("ours to the end");
         fixture.is_clean().await;
@@ -281,10 +278,10 @@ async fn dropped_extend_and_lost_keep_the_lease() {
     let fixture = CancelFixture::new().await;
     everywhere(async |point| {
         let lease = fixture.lease().await;
-        let done = until(point, lease.extend(LONG)).await.map(|extended| extended.expect("extend")).is_some();
+        let done = drop_at(point, lease.extend(LONG)).await.map(|extended| extended.expect("extend")).is_some();
         // It stays pending while the lease is held, so it is dropped without waiting for the next
         // wake-up.
-        let held = until(Point { woken: false, ..point }, lease.lost());
+        let held = drop_at(Point { woken: false, ..point }, lease.lost());
         let _ = tokio::time::timeout(Duration::from_millis(1), held).await;
         assert!(lease.is_held());
         lease.release().await.expect("ours to the end");
@@ -300,7 +297,7 @@ async fn dropped_fence_leaves_no_open_transaction() {
     everywhere(async |point| {
         let lease = fixture.lease().await;
         let mut tx = fixture.pool.begin().await.expect("begin");
-        let done = until(point, lease.fence(&mut tx)).await.map(|fenced| fenced.expect("fence")).is_some();
+        let done = drop_at(point, lease.fence(&mut tx)).await.map(|fenced| fenced.expect("fence")).is_some();
         drop(tx);
         lease.release().await.expect("ours to the end");
         fixture.is_clean().await;
@@ -314,8 +311,8 @@ async fn dropped_list_and_inspect_leave_no_transaction() {
     let fixture = CancelFixture::new().await;
     let held = fixture.ours.lease("b").ttl(LONG).acquire().await.expect("acquire");
     everywhere(async |point| {
-        let listed = until(point, fixture.ours.list("")).await;
-        let inspected = until(point, fixture.ours.inspect("b")).await;
+        let listed = drop_at(point, fixture.ours.list("")).await;
+        let inspected = drop_at(point, fixture.ours.inspect("b")).await;
         let done = [
             listed.map(|listed| assert_eq!(listed.expect("list").len(), 1)).is_some(),
             inspected.map(|info| assert!(info.expect("inspect").is_some())).is_some(),
@@ -335,7 +332,7 @@ async fn dropped_evict_can_be_repeated() {
     let fixture = CancelFixture::new().await;
     everywhere(async |point| {
         let lease = soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
-        let done = until(point, fixture.ours.evict("a", lease.token())).await;
+        let done = drop_at(point, fixture.ours.evict("a", lease.token())).await;
         let done = done.map(|evicted| assert!(evicted.expect("evict"))).is_some();
         // The eviction can be repeated: either this call ends the holding, or the first call has.
         fixture.ours.evict("a", lease.token()).await.expect("evict");
@@ -356,7 +353,7 @@ async fn dropped_sweep_keeps_held_names() {
             lease.release().await.expect("release");
         }
         let sweeper = fixture.ours.sweeper().retention(Duration::ZERO).batch(1);
-        let done = until(point, sweeper.sweep()).await.map(|purged| purged.expect("sweep")).is_some();
+        let done = drop_at(point, sweeper.sweep()).await.map(|purged| purged.expect("sweep")).is_some();
         held.extend(LONG).await.expect("still held");
         fixture.witness.no_transactions().await;
         fixture.pool_works().await;
@@ -373,7 +370,7 @@ async fn dropped_resume_can_be_repeated() {
     everywhere(async |point| {
         let lease = soon("the grant", fixture.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         let exported = lease.export().expect("export");
-        let done = until(point, fixture.ours.resume(exported.clone())).await;
+        let done = drop_at(point, fixture.ours.resume(exported.clone())).await;
         match done {
             Some(lease) => lease.expect("resume").release().await.expect("ours to the end"),
             // The lease can be resumed again.
@@ -397,7 +394,7 @@ async fn dropped_shutdown_still_releases_leases() {
         let locks = fixture.db.locks().await;
         let lease = soon("the grant", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         let other = soon("the grant", locks.lease("b").ttl(LONG).acquire()).await.expect("acquire");
-        let done = until(point, locks.shutdown()).await.map(|outcome| outcome.expect("shutdown")).is_some();
+        let done = drop_at(point, locks.shutdown()).await.map(|outcome| outcome.expect("shutdown")).is_some();
         if point.polls > 0 {
             // The releases have started although the handles still exist.
             let next = soon("the name", fixture.theirs.lease("b").ttl(LONG).acquire()).await.expect("acquire");
@@ -416,7 +413,7 @@ async fn dropped_migrate_can_be_repeated() {
     let witness = Witness::of(&mut db).await;
     let pool = db.pool_of(2).await;
     everywhere(async |point| {
-        let done = until(point, crate::support::builder(pool.clone()).build().migrate()).await;
+        let done = drop_at(point, crate::support::builder(pool.clone()).build().migrate()).await;
         let done = done.map(|migrated| migrated.expect("migrate")).is_some();
         witness.no_transactions().await;
         assert_eq!(witness.advisory_locks().await, 0);

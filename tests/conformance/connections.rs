@@ -13,9 +13,7 @@ use tokio::task::JoinSet;
 
 use super::witness::Witness;
 use crate::DATABASE;
-use crate::support::{Database, builder, fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{Database, LONG, builder, fresh, soon};
 
 #[tokio::test]
 async fn leases_survive_a_fully_used_application_pool() {

@@ -8,9 +8,7 @@ use tokio::task::JoinSet;
 use tracing::Level;
 
 use crate::support::log::Log;
-use crate::support::{fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, fresh, soon};
 
 #[tokio::test]
 async fn drain_refuses_requests_and_lets_leases_finish() {

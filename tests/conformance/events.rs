@@ -5,9 +5,7 @@ use std::time::Duration;
 use sqlock::events::{Event, Events, RefusalReason};
 use sqlock::{Locks, LossCause};
 
-use crate::support::{fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, fresh, soon};
 
 /// Returns the next event of this kind, and skips earlier ones.
 macro_rules! next {

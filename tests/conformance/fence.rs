@@ -350,7 +350,7 @@ async fn takeover_waits_for_both_fenced_transactions() {
     assert_eq!((books.value(1).await, books.value(2).await), (1, 1));
 }
 
-// ---- workers that do not keep their time
+// ---- late workers
 
 /// The TTL is so short that every pause is a risk.
 const TINY: Duration = Duration::from_millis(40);

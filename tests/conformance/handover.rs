@@ -6,9 +6,8 @@ use sqlock::lease::ExportedLease;
 use sqlock::{Error, FencingToken, LossCause};
 use tokio::time::Instant;
 
-use crate::support::{SOON, fresh, soon};
+use crate::support::{LONG, SOON, fresh, soon};
 
-const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(500);
 
 fn is_shutdown(error: &Error) -> bool {

@@ -5,9 +5,7 @@ use std::time::Duration;
 use sqlock::events::Event;
 use sqlock::health::Heartbeat;
 
-use crate::support::{fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, fresh, soon};
 
 #[tokio::test]
 async fn health_counts_holds_waiters_and_connections() {

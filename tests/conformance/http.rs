@@ -334,8 +334,8 @@ impl TestResponse {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// Checks a first response or its replay.
-    fn essence(&self, names: &[&str]) -> (u16, Vec<u8>, Vec<Vec<&[u8]>>) {
+    /// Returns the parts in which a replay equals the first response.
+    fn replayed_parts(&self, names: &[&str]) -> (u16, Vec<u8>, Vec<Vec<&[u8]>>) {
         (self.status, self.body.clone(), names.iter().map(|name| self.all(name)).collect())
     }
 
@@ -398,7 +398,7 @@ async fn replay_has_listed_headers_and_no_cookies() {
     for server in [&server, &Server::on(&books.db, kept).await] {
         let replay = server.post("/charge/receipt", "a").await;
         assert!(replay.is_replay());
-        assert_eq!(replay.essence(&listed), first.essence(&listed));
+        assert_eq!(replay.replayed_parts(&listed), first.replayed_parts(&listed));
         assert_eq!(replay.header("set-cookie"), None);
         assert_eq!(replay.header("x-internal"), None);
     }
@@ -407,7 +407,7 @@ async fn replay_has_listed_headers_and_no_cookies() {
     assert_eq!(first.body, [0xff, 0x00, b'"', 0xfe]);
     assert_eq!(first.all("link"), [b"title=\"\xe9\""]);
     assert_eq!((first.is_replay(), replay.is_replay()), (false, true));
-    assert_eq!(replay.essence(&listed), first.essence(&listed));
+    assert_eq!(replay.replayed_parts(&listed), first.replayed_parts(&listed));
     assert_eq!(books.value(1).await, 2);
 }
 
@@ -693,7 +693,7 @@ async fn leased_answer_decides_the_state_of_key() {
         assert_eq!((first.status, first.text().as_str()), (201, "receipt 1"));
         let replay = server.post(&path("receipt"), "done").await;
         assert!(replay.is_replay());
-        assert_eq!(replay.essence(&["link", "location"]), first.essence(&["link", "location"]));
+        assert_eq!(replay.replayed_parts(&["link", "location"]), first.replayed_parts(&["link", "location"]));
         server.post_as("alice", &path("receipt"), "done", "501").await.is(422, "key-reused");
         assert_eq!(calls().len(), 1);
 
@@ -914,7 +914,7 @@ async fn stripe_v1_stores_failures_whose_effect_is_undone() {
         let first = server.post(path, path).await;
         let replay = server.post(path, path).await;
         assert_eq!((first.status, first.is_replay(), replay.is_replay()), (status, false, true));
-        assert_eq!(replay.essence(&["content-type"]), first.essence(&["content-type"]));
+        assert_eq!(replay.replayed_parts(&["content-type"]), first.replayed_parts(&["content-type"]));
         server.post_as("alice", path, path, "501").await.is(400, "key-reused");
         assert_eq!(server.begun(), before + 1);
     }

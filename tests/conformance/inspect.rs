@@ -10,9 +10,7 @@ use sqlock::inspect::LeaseInfo;
 use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
 use tokio::task::JoinSet;
 
-use crate::support::{fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, fresh, soon};
 
 #[tokio::test]
 async fn inspect_reports_holder_token_and_expiry() {

@@ -14,11 +14,8 @@ use tokio::task::JoinSet;
 
 use super::shared::TRY;
 use crate::support::blocked::block_past;
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
-
-/// Longer than any test takes: a name with this TTL becomes free by a release, not by an expiry.
-const LONG: Duration = Duration::from_secs(600);
 
 /// The TTL of a lease that must expire.
 const SHORT: Duration = Duration::from_millis(500);
@@ -52,7 +49,7 @@ fn lost_by(error: Error, expected: LossCause) {
     assert_eq!(cause, expected);
 }
 
-// ---- promise 1: exclusion, and what a loser sees
+// ---- promise 1: exclusion, and the answers to the others
 
 #[tokio::test]
 async fn lease_excludes_others_until_released() {

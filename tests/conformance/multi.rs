@@ -15,11 +15,8 @@ use tokio::time::sleep;
 use crate::support::blocked::block_past;
 use crate::support::critical_section::Visits;
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon, until_waiters};
+use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
-
-/// Longer than any test lasts: a name that is free before that was released.
-const LONG: Duration = Duration::from_secs(600);
 
 fn all(locks: &Locks, names: &[&str]) -> LeaseAllRequest {
     locks.lease_all(names.iter().copied()).ttl(LONG)

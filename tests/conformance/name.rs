@@ -9,9 +9,7 @@ use sqlock::{Error, Lease, Locks};
 use tokio::task::JoinSet;
 
 use crate::DATABASE;
-use crate::support::{Database, builder, connect, fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{Database, LONG, builder, connect, fresh, soon};
 
 /// Returns fifty names that a collation, a pattern, a parser or a protocol might confuse.
 fn odd_names() -> Vec<String> {

@@ -13,16 +13,13 @@ use tokio::time::sleep;
 use super::network;
 use crate::DATABASE;
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, builder, connect, fresh, soon};
+use crate::support::{Database, Fresh, LONG, builder, connect, fresh, soon};
 
 /// The number of leases held during the fault, and their TTL. Deaf connections are found by the
 /// silence of the server: a quarter of the TTL, and four seconds without the suspicion. A busy
 /// machine needs the rest.
 const LEASES: usize = 50;
 const TTL: Duration = Duration::from_secs(6);
-
-/// Longer than any test lasts.
-const LONG: Duration = Duration::from_secs(600);
 
 /// The number of names that are handed over at the same time.
 const HANDOVERS: usize = 300;

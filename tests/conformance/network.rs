@@ -18,11 +18,8 @@ use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::proxy::{Direction, Proxy};
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, held, of_processes, soon};
+use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, held, of_processes, soon};
 use crate::{DATABASE, Sql};
-
-/// Longer than any test lasts: a name that is free before that was released.
-const LONG: Duration = Duration::from_secs(600);
 
 /// After this time, a statement that waits for SQLite's write lock has been refused once, and waits
 /// again.

@@ -6,9 +6,7 @@ use sqlock::{Error, Locks, LossCause, Owner};
 use sqlx::{AssertSqlSafe, Pool};
 
 use crate::Sql;
-use crate::support::{fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, fresh, soon};
 
 /// Returns the note of the holder, by inspection.
 async fn noted(locks: &Locks, name: &str) -> Option<String> {

@@ -5,10 +5,7 @@ use std::time::Duration;
 use sqlock::lease::LeaseOptions;
 use sqlock::{Locks, LossCause, Owner};
 
-use crate::support::{fresh, soon};
-
-/// Longer than the test lasts: a name that is free before that was not kept.
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, fresh, soon};
 
 /// Acquires a name with the options, in each way, and checks what `check` says about the handle.
 /// The names are those of the kinds.

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use sqlock::{Error, Lease, Locks, Owner};
 
-use crate::support::{SOON, fresh, soon};
+use crate::support::{LONG, SOON, fresh, soon};
 
-const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(500);
 
 async fn enter(locks: &Locks, name: &str, owner: Owner) -> Lease {

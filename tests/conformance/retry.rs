@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, Pool, QueryBuilder, Transaction}
 use tokio::sync::{Barrier, Notify};
 use tokio::time::{Instant, sleep};
 
-use super::cancel::{everywhere, until};
+use super::cancel::{drop_at, everywhere};
 use super::fence::{Books, Business, add_one, books, run};
 use super::network::behind_a_proxy;
 use super::version::bank;
@@ -654,7 +654,7 @@ async fn run_may_be_dropped_anywhere() {
             look.push_bind(1_i32).build().fetch_one(&mut **tx).await?;
             add_one(tx, 2).await
         });
-        let outcome = until(point, transfer).await;
+        let outcome = drop_at(point, transfer).await;
         let is_done = outcome.is_some();
         if let Some(outcome) = outcome {
             outcome.expect("nobody is in the way");

@@ -7,9 +7,7 @@ use sqlock::{Lease, Owner};
 use tokio::time::timeout;
 
 use crate::DATABASE;
-use crate::support::{Database, fresh, soon, until_waiters};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{Database, LONG, fresh, soon, until_waiters};
 
 /// Waits until the holder has received the request.
 async fn is_asked(lease: &Lease) {

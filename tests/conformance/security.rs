@@ -8,12 +8,10 @@ use sqlock::{Error, Locks};
 use sqlx::Pool;
 
 use super::schema::Restricted;
-use crate::support::{Database, builder, connect, empty, fresh, soon, until_waiters};
+use crate::support::{Database, LONG, builder, connect, empty, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 const GUIDE: &str = include_str!("../../src/guide/security.rs");
-
-const LONG: Duration = Duration::from_secs(600);
 
 /// A user with the rights that the guide lists for some tasks, and a client as that user.
 pub(super) struct Role {

@@ -9,15 +9,13 @@ use sqlock::{Error, Lease, Locks, LossCause, Semaphore};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
-use super::cancel::{CancelFixture, everywhere, until};
+use super::cancel::{CancelFixture, drop_at, everywhere};
 use super::shared::{TRY, assert_nothing_is_left, holders};
 use crate::DATABASE;
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{SOON, fresh, soon, until_waiters};
+use crate::support::{LONG, SOON, fresh, soon, until_waiters};
 
-/// A leaked lease of this length is still held when a test times out.
-const LONG: Duration = Duration::from_secs(600);
 const BRIEF: Duration = Duration::from_secs(6);
 
 fn semaphore(locks: &Locks, permits: u32) -> Semaphore {
@@ -365,7 +363,7 @@ async fn dropped_permit_request_leaves_nothing_behind() {
     let fixture = CancelFixture::new().await;
     let three = semaphore(&fixture.ours, 3);
     everywhere(async |point| {
-        let done = until(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
+        let done = drop_at(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
         fixture.is_clean().await;
         done
     })
@@ -376,7 +374,7 @@ async fn dropped_permit_request_leaves_nothing_behind() {
             sleep(Duration::from_millis(20)).await;
             taken.release().await
         });
-        let done = until(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
+        let done = drop_at(point, three.acquire_many(2)).await.map(|lease| lease.expect("acquire")).is_some();
         leaves.await.expect("no panic").expect("ours to the end");
         fixture.is_clean().await;
         done

@@ -685,7 +685,7 @@ async fn dropped_futures_leave_no_session_lock() {
     }
 }
 
-// ---- where it would be a lie
+// ---- refusals
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_lock_is_refused_on_pooler_or_standby() {

@@ -19,15 +19,12 @@ use sqlx::Pool;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::cancel::{CancelFixture, Point, everywhere, until};
+use super::cancel::{CancelFixture, Point, drop_at, everywhere};
 use super::fence::{add_one, assert_kept_out, books};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, SOON, fresh, soon, until_waiters};
+use crate::support::{Database, Fresh, LONG, SOON, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
-
-/// A leaked lease of this length is still held when a test times out.
-const LONG: Duration = Duration::from_secs(600);
 
 /// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
 const BRIEF: Duration = Duration::from_secs(6);
@@ -103,7 +100,7 @@ async fn places(pool: &Pool<Sql>) -> i64 {
     sqlx::query_scalar("SELECT count(*) FROM sqlock_entry").fetch_one(pool).await.expect("count the places")
 }
 
-// ---- who is in
+// ---- holders
 
 #[tokio::test]
 async fn readers_share_the_name_and_writer_excludes() {
@@ -238,7 +235,7 @@ async fn holders_and_waiters_are_listed_individually() {
     assert_nothing_is_left(&db).await;
 }
 
-// ---- a crowd
+// ---- many waiters
 
 /// Some occupants in this process, by several clients, and some in two others.
 struct Crowd {
@@ -325,7 +322,7 @@ async fn reader_is_granted_among_many_writers() {
     acquire_among_many(AccessMode::Shared, "alone", 3, 2).await;
 }
 
-// ---- who dies
+// ---- deaths
 
 #[tokio::test]
 async fn killed_reader_frees_only_its_share() {
@@ -461,7 +458,7 @@ async fn killed_waiting_writer_unblocks_readers() {
     assert_nothing_is_left(&db).await;
 }
 
-// ---- the other things that can be done with a lease
+// ---- other calls on a lease
 
 #[tokio::test]
 async fn exported_share_continues_in_another_process() {

@@ -18,11 +18,8 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::support::server::{Options, Server};
-use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon};
+use crate::support::{Database, LONG, SOON, builder, connect, fresh, fresh_on, soon};
 use crate::{DATABASE, Sql};
-
-/// Longer than a test.
-const LONG: Duration = Duration::from_secs(600);
 
 /// How often an operation is measured. Heartbeats also come once a second, so the minimum counts.
 const ROUNDS: usize = 5;

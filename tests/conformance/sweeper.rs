@@ -14,9 +14,7 @@ use tokio::task::JoinSet;
 
 use super::fence::run;
 use crate::Sql;
-use crate::support::{SOON, builder, connect, fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, SOON, builder, connect, fresh, soon};
 
 /// Returns the number of names in the table.
 async fn rows(pool: &Pool<Sql>) -> i64 {

@@ -6,9 +6,7 @@ use sqlock::events::Event;
 use tracing::Level;
 
 use crate::support::log::Log;
-use crate::support::{fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, fresh, soon};
 
 #[tokio::test]
 async fn orderly_life_and_shutdown_leave_a_quiet_log() {

@@ -8,7 +8,7 @@ use sqlock::{Error, Locks};
 use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinSet;
 
-use crate::support::{Database, fresh, soon};
+use crate::support::{Database, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 /// How long to wait for a name that may never be granted.
@@ -75,9 +75,7 @@ async fn costs_only_its_own_name(damage_done: &'static str) {
     let kept = locks.lease("kept").ttl(TTL).acquire().await.expect("acquire");
     let theirs = others.lease("line").acquire().await.expect("acquire");
     let waiter = tokio::spawn(locks.lease("line").acquire());
-    while others.waiters("line").await.expect("waiters").is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_waiters(&others, "line", 1).await;
     // A lease whose row is damaged while it is held, released together with others.
     let spoiled = locks.lease("spoiled").acquire().await.expect("acquire");
     let mut whole = Vec::new();
@@ -145,7 +143,7 @@ async fn costs_only_its_own_name(damage_done: &'static str) {
 #[tokio::test]
 async fn sweep_ends_at_name_that_is_no_text() {
     if !DATABASE.is_mysql() {
-        return; // Their columns have texts only.
+        return; // The other databases store no name that is not UTF-8.
     }
     let db = fresh().await;
     let (locks, pool) = (db.locks().await, db.pool().await);

@@ -6,10 +6,8 @@ use chrono::{DateTime, Utc};
 use sqlock::Locks;
 use sqlx::{AssertSqlSafe, Pool};
 
-use crate::support::{Database, fresh, soon, until};
+use crate::support::{Database, LONG, fresh, soon, until};
 use crate::{DATABASE, Sql};
-
-const LONG: Duration = Duration::from_secs(600);
 
 /// A row of the view. Times are milliseconds since the epoch.
 #[derive(Debug)]

@@ -19,11 +19,8 @@ use crate::support::history::boot_ns;
 use crate::support::proxy::Proxy;
 use crate::support::server::{Kind, PgBouncer, Server};
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, SOON, builder, connect, fresh, soon};
+use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
-
-/// Longer than any test lasts: a name that is free before that was released.
-const LONG: Duration = Duration::from_secs(600);
 
 /// How long a grant to another process lasts until its client has confirmed it, and an entry
 /// without a heartbeat.

@@ -5,9 +5,7 @@ use std::time::Duration;
 use sqlx::PgPool;
 use tokio::task::JoinSet;
 
-use crate::support::{connect, fresh, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, connect, fresh, soon};
 
 /// How many names are acquired together.
 const NAMES: usize = 100;

@@ -101,7 +101,7 @@ impl CommandFixture {
         &self.url
     }
 
-    // ---- what is under test
+    // ---- the command
 
     /// Returns `sqlock ARGUMENTS` on the faulty network.
     pub fn sqlock(&self, arguments: &[&str]) -> Command {
@@ -154,7 +154,7 @@ impl CommandFixture {
         super::command::path(self.dir.path(), name)
     }
 
-    // ---- what the database knows
+    // ---- rows
 
     pub async fn try_row(&self, name: &str) -> Result<Option<Row>, sqlx::Error> {
         let sql = held("l.owner, l.id, l.token, l.acquired_at", name);

@@ -40,7 +40,7 @@ fn up_to(most: Duration) -> Duration {
     Duration::from_micros(random(most.as_micros() as usize) as u64)
 }
 
-// ---- the observer
+// ---- observer
 
 /// Returns whether no violation was found.
 pub(super) async fn soak(place: &Place, time: Duration) -> bool {
@@ -173,7 +173,7 @@ fn judge(history: &History) -> (bool, String) {
     (violations.is_empty() && !grants.is_empty(), text)
 }
 
-// ---- the waiters
+// ---- waiters
 
 /// `soak stand URL RECORD`: until its standard input ends.
 pub(super) async fn stand(url: &str, record: &Path) {

@@ -76,7 +76,7 @@ impl Worker {
         Pid::from_child(&self.child)
     }
 
-    // ---- what it does
+    // ---- commands
 
     /// Sends a command without waiting for the answer.
     pub fn tell(&mut self, command: &str) {
@@ -128,7 +128,7 @@ impl Worker {
         Some((token, Duration::from_millis(ms)))
     }
 
-    // ---- what is done to it
+    // ---- signals
 
     /// Kills the process with `kill -9`, and waits for its end.
     pub fn kill(&mut self) {

@@ -86,7 +86,7 @@ fn server(settings: &[&str]) -> Option<Server> {
     DATABASE.server().map(|kind| Server::start_with(kind, Options { durable: true, settings, ..Options::default() }))
 }
 
-// ---- in order
+// ---- nothing to report
 
 #[tokio::test]
 async fn doctor_reports_ok_as_text_and_json() {
@@ -378,7 +378,7 @@ async fn missing_rights_are_named_with_their_table() {
     user.drop().await;
 }
 
-// ---- what is not there, or only reads
+// ---- missing and read-only databases
 
 #[tokio::test]
 async fn unreachable_database_fails_without_showing_the_password() {
@@ -632,7 +632,7 @@ async fn harmful_settings_are_reported() {
     }
 }
 
-// ---- nothing is left behind
+// ---- leftovers
 
 #[tokio::test]
 async fn doctor_changes_nothing_and_leaves_nothing() {

@@ -10,10 +10,8 @@ use sqlx::{AssertSqlSafe, Pool};
 
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
 use crate::support::server::{Kind, Options, Server};
-use crate::support::{Database, Fresh, connect, empty, soon};
+use crate::support::{Database, Fresh, LONG, connect, empty, soon};
 use crate::{DATABASE, Sql};
-
-const LONG: Duration = Duration::from_secs(600);
 
 /// Exit codes, and their causes.
 #[derive(Default)]

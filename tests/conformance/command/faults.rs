@@ -268,7 +268,7 @@ async fn until_others_hold(fixture: &CommandFixture, holders: &mut [Holder], in_
     soon("the turn of the next ones", taken).await;
 }
 
-// ---- what a lease survives
+// ---- faults that a lease survives
 
 /// A command that reports its start, and ends on an order.
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;

@@ -9,9 +9,7 @@ use serde_json::Value;
 use sqlock::Locks;
 
 use crate::support::command::{Ended, Running, beside, held, run, sqlock};
-use crate::support::{builder, empty, soon};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, builder, empty, soon};
 
 /// A text that would control a terminal: colours, a title, the bell, C1 codes, a newline.
 const NASTY: &str = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}\u{202e}g\u{200b}\u{feff}";

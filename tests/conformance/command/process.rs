@@ -47,7 +47,7 @@ echo up >&3
 while :; do echo >>"$COUNT"; (sleep 0.05); done
 "#;
 
-// ---- together they live
+// ---- while the lease is held
 
 #[tokio::test]
 async fn command_has_its_own_process_group() {
@@ -60,7 +60,7 @@ async fn command_has_its_own_process_group() {
     holder.end().await.expect(0);
 }
 
-// ---- and together they die
+// ---- after its loss
 
 #[tokio::test]
 async fn process_tree_dies_when_lease_is_lost() {
@@ -260,7 +260,7 @@ async fn command_ignoring_term_keeps_lease_until_its_end() {
     let before = fixture.row("a").await;
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.report.line().await, "TERM");
-    // The lease is still renewed, beyond its earlier end.
+    // The lease is still renewed, past its former expiry.
     let beyond = |row: &Row| now() > before.expires_at && row.expires_at > now();
     let after = fixture.row_when("the end it had", "a", beyond).await;
     assert_eq!(after.token, before.token);
@@ -560,7 +560,7 @@ async fn hold_at_least_keeps_name_taken_after_release() {
     waiter.end().await.expect(0);
 }
 
-// ---- what it is given
+// ---- arguments, environment, input
 
 #[tokio::test]
 async fn signal_ignored_at_start_stays_ignored_by_command() {
@@ -715,7 +715,7 @@ fn nesting(fixture: &CommandFixture, arguments: &[&str]) -> Command {
     command
 }
 
-// ---- in a terminal
+// ---- terminals
 
 #[tokio::test]
 async fn ctrl_c_reaches_the_command_exactly_once() {
@@ -991,7 +991,7 @@ impl Shell {
     }
 }
 
-// ---- more eyes
+// ---- helpers
 
 /// Evicts the holder of "a".
 async fn take_away(locks: &Locks) {

@@ -1,15 +1,11 @@
 //! `sqlock doctor --quorum` and `sqlock show --quorum`: several databases checked and shown as one.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
 use super::quorum::{LeaseFile, Three, fresh_for_the_command, json, make_old};
 use crate::DATABASE;
 use crate::support::command::{ClosedPort, Ended, bare, beside, end, path, run};
-use crate::support::{Database, empty};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{Database, LONG, empty};
 
 // ---- doctor
 

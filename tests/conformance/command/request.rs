@@ -1,14 +1,10 @@
 //! `sqlock unlock --ask`, and the reaction of `sqlock run`.
 
-use std::time::Duration;
-
 use sqlock::Locks;
 
 use crate::support::command::{beside, held, run};
 use crate::support::command_fixture::CommandFixture;
-use crate::support::{empty, soon, until};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{LONG, empty, soon, until};
 
 /// A command that ends after an order.
 const OBEDIENT: &str = r#"echo up >&3; read go <"$ORDERS""#;

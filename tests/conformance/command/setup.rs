@@ -13,12 +13,10 @@ use tokio::task::JoinSet;
 use crate::conformance::schema::Restricted;
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
 use crate::support::server::{Options, Server};
-use crate::support::{Database, Fresh, empty, empty_on, soon};
+use crate::support::{Database, Fresh, LONG, empty, empty_on, soon};
 use crate::{DATABASE, Sql};
 
-const LONG: Duration = Duration::from_secs(600);
-
-// ---- which database
+// ---- choice of the database
 
 /// Creates a directory with these lines in `.env`, and with `a/b`.
 fn directory(dotenv: &str) -> tempfile::TempDir {
@@ -417,7 +415,7 @@ async fn works_for_four_at_once(db: &Fresh) {
     assert_eq!(run(db, &["ls", "--json"]).await.expect(0).stdout, "[]\n");
 }
 
-// ---- where the leases are
+// ---- place of the tables
 
 #[tokio::test]
 async fn application_transaction_does_not_block_a_run() {

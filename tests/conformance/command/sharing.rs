@@ -9,9 +9,7 @@ use sqlock::{FencingToken, Locks};
 
 use crate::support::command::{Ended, Running, beside, end, program, run, sqlock};
 use crate::support::command_fixture::{CommandFixture, now};
-use crate::support::{Fresh, empty, soon, until_waiters};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{Fresh, LONG, empty, soon, until_waiters};
 
 /// A command that reports its start, and ends on an order; TERM ends it with another exit code.
 const OBEDIENT: &str = r#"trap 'exit 9' TERM; echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
@@ -171,7 +169,7 @@ async fn command_granted_by_another_process_has_whole_ttl() {
     }
 }
 
-// ---- in the line
+// ---- queue
 
 #[tokio::test]
 async fn waiter_reports_its_position_when_it_changes() {
@@ -228,7 +226,7 @@ async fn waiter_reports_the_number_of_holders() {
     }
 }
 
-// ---- a run inside a run
+// ---- nested runs
 
 /// `sqlock run OUTER job -- sqlock run INNER job -- echo in`.
 fn nested(db: &Fresh, outer: &[&str], inner: &[&str]) -> tokio::process::Command {

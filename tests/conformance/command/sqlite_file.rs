@@ -2,17 +2,13 @@
 //! it, else a sidecar. On the other databases, library and command share one database and always
 //! exclude each other.
 
+use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
-
-use serde_json::Value;
 
 use crate::DATABASE;
 use crate::support::command::{Ended, bare, end, run};
-use crate::support::{Database, Fresh, empty, fresh};
-
-const LONG: Duration = Duration::from_secs(600);
+use crate::support::{Database, Fresh, LONG, empty, fresh};
 
 /// Runs the command as a user types it, without a choice of the file.
 async fn command(db: &Fresh, arguments: &[&str]) -> Ended {

@@ -19,11 +19,11 @@ async fn leaves_nothing(what: &str, act: impl AsyncFn(&CancelFixture, Point) -> 
 #[tokio::test]
 async fn dropped_share_request_leaves_nothing_behind() {
     leaves_nothing("the end of its place", async |fixture, point| {
-        until(point, reading(&fixture.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some()
+        drop_at(point, reading(&fixture.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some()
     })
     .await;
     leaves_nothing("the end of its place", async |fixture, point| {
-        let tried = until(point, reading(&fixture.ours).try_acquire()).await;
+        let tried = drop_at(point, reading(&fixture.ours).try_acquire()).await;
         tried.map(|lease| lease.expect("try").expect("free")).is_some()
     })
     .await;
@@ -37,7 +37,8 @@ async fn dropped_waiting_share_request_leaves_nothing_behind() {
             sleep(Duration::from_millis(20)).await;
             holder.release().await
         });
-        let done = until(point, reading(&fixture.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some();
+        let done =
+            drop_at(point, reading(&fixture.ours).acquire()).await.map(|lease| lease.expect("acquire")).is_some();
         leaves.await.expect("no panic").expect("ours to the end");
         done
     })
@@ -45,7 +46,7 @@ async fn dropped_waiting_share_request_leaves_nothing_behind() {
     leaves_nothing("the end of its place", async |fixture, point| {
         let holder = taken(writing(&fixture.theirs)).await;
         let request = reading(&fixture.ours).wait(Duration::from_millis(30));
-        let done = until(point, request.acquire()).await.map(|lease| lease.expect_err("held")).is_some();
+        let done = drop_at(point, request.acquire()).await.map(|lease| lease.expect_err("held")).is_some();
         holder.release().await.expect("ours to the end");
         done
     })
@@ -56,19 +57,19 @@ async fn dropped_waiting_share_request_leaves_nothing_behind() {
 async fn dropped_release_downgrade_or_resume_leaves_nothing() {
     leaves_nothing("the end of the share", async |fixture, point| {
         let lease = taken(reading(&fixture.ours)).await;
-        until(point, lease.release()).await.map(|verdict| verdict.expect("ours to the end")).is_some()
+        drop_at(point, lease.release()).await.map(|verdict| verdict.expect("ours to the end")).is_some()
     })
     .await;
     leaves_nothing("the end of the share", async |fixture, point| {
         let mut lease = taken(writing(&fixture.ours)).await;
-        let done = until(point, lease.downgrade()).await.map(|verdict| verdict.expect("downgrade")).is_some();
+        let done = drop_at(point, lease.downgrade()).await.map(|verdict| verdict.expect("downgrade")).is_some();
         drop(lease);
         done
     })
     .await;
     leaves_nothing("the end of the share", async |fixture, point| {
         let exported = taken(reading(&fixture.theirs)).await.export().expect("export");
-        let done = match until(point, fixture.ours.resume(exported.clone())).await {
+        let done = match drop_at(point, fixture.ours.resume(exported.clone())).await {
             Some(lease) => return lease.expect("resume").release().await.is_ok(),
             None => false,
         };
