@@ -64,8 +64,8 @@ impl Coordinator {
         let random = || Uuid::new_v4().as_u128();
         // The ids of one client count up from the first.
         let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
-        let (can_notify, clock) = (executor.can_notify(), executor.clock());
-        let engine = Engine::new(ClientId::from_u128(random()), Arc::clone(&holder), first, can_notify);
+        let clock = executor.clock();
+        let engine = Engine::new(ClientId::from_u128(random()), Arc::clone(&holder), first);
         Arc::new(Self {
             executor,
             publisher,
@@ -152,7 +152,7 @@ impl Coordinator {
         self.meter.requested(name);
         let (reply, answer) = oneshot::channel();
         let mut refused = None;
-        let begin = |state: &mut State| {
+        let begin = |state: &mut State, _: &mut Outbox| {
             state.next_waiter += 1;
             let waiter = WaiterId(state.next_waiter);
             let (name, since, owner) = (wish.name.clone(), self.now(), wish.owner);
@@ -189,7 +189,7 @@ impl Coordinator {
         while is_waiting {
             let mut refused = None;
             // Under one lock for each waiter: a grant in between would have no receiver.
-            let drain = |state: &mut State| {
+            let drain = |state: &mut State, _: &mut Outbox| {
                 if state.phase == Phase::Open {
                     state.phase = Phase::Draining;
                 }
@@ -295,21 +295,22 @@ impl Coordinator {
 
     /// Passes an event to the engine and carries out its actions.
     fn feed(self: &Arc<Self>, event: Event) {
-        self.feed_with(|_| event, |_| ());
+        self.feed_with(|_, _| event, |_| ());
     }
 
     /// Makes an event from the state, passes it to the engine, carries out its actions, and reads a
     /// result from the state, all under one lock.
     fn feed_with<T>(
         self: &Arc<Self>,
-        before: impl FnOnce(&mut State) -> Event,
+        before: impl FnOnce(&mut State, &mut Outbox) -> Event,
         after: impl FnOnce(&mut State) -> T,
     ) -> T {
         let mut outbox = Outbox::default();
         let result = {
             let mut state = self.state();
-            let event = before(&mut state);
+            let event = before(&mut state, &mut outbox);
             let now = self.now();
+            state.engine.set_can_notify(self.executor.can_notify());
             let actions = state.engine.handle(now, event);
             for action in actions {
                 self.act(&mut state, &mut outbox, now, action);
@@ -334,13 +335,10 @@ impl Coordinator {
     }
 
     /// Stores and publishes the result of a heartbeat.
-    fn note_heartbeat(&self, sent_at: Moment, result: Result<(), &Error>) {
-        let mut measured = None;
-        let mut state = self.state();
+    fn note_heartbeat(&self, state: &mut State, outbox: &mut Outbox, sent_at: Moment, result: Result<(), &Error>) {
         let event = match result {
             Ok(()) => {
                 let round_trip = self.now().since(sent_at);
-                measured = Some(round_trip);
                 state.last_beat = Some(AnsweredBeat { sent_at, round_trip });
                 state.heartbeat_failure = None;
                 let before = std::mem::replace(&mut state.heartbeat, HeartbeatReport::Fine);
@@ -354,9 +352,7 @@ impl Coordinator {
                 (before.as_ref() != Some(&reason)).then_some(events::Event::HeartbeatFailed { reason })
             }
         };
-        drop(state);
-        measured.into_iter().for_each(measure::heartbeat);
-        event.into_iter().for_each(|event| self.publish(event));
+        event.into_iter().for_each(|event| self.record(state, outbox, event));
     }
 
     /// Sends a request and feeds its answer back.
@@ -370,17 +366,19 @@ impl Coordinator {
             if result.as_ref().is_ok_and(Response::is_grant) {
                 takeover.into_iter().for_each(|event| coordinator.publish(event));
             }
-            if is_heartbeat {
-                coordinator.note_heartbeat(sent_at, result.as_ref().map(|_| ()));
-            }
             let (is_answered, now) = (result.is_ok(), coordinator.now());
-            let result = result.map_err(|error| Failure(Arc::new(error)));
-            let answer = Answer { sent_at, may_linger, is_repeated, result };
-            let note = |state: &mut State| {
+            if is_heartbeat && is_answered {
+                measure::heartbeat(now.since(sent_at));
+            }
+            let note = |state: &mut State, outbox: &mut Outbox| {
+                if is_heartbeat {
+                    coordinator.note_heartbeat(state, outbox, sent_at, result.as_ref().map(|_| ()));
+                }
                 if is_answered {
                     state.answered_at = now;
                 }
-                Event::Answer { request, answer }
+                let result = result.map_err(|error| Failure(Arc::new(error)));
+                Event::Answer { request, answer: Answer { sent_at, may_linger, is_repeated, result } }
             };
             coordinator.feed_with(note, |_| ());
         };

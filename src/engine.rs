@@ -163,11 +163,10 @@ struct Granting {
 
 impl Engine {
     /// Creates the engine of a client without a row; `holder` describes the client to people.
-    /// `first_id` is random: the identities of all acquisitions start from it. `can_notify`: a
-    /// client whose heartbeat is answered is notified of grants by other clients.
-    pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId, can_notify: bool) -> Self {
+    /// `first_id` is random: the identities of all acquisitions start from it.
+    pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId) -> Self {
         Self {
-            heartbeat: Heartbeat::new(client, can_notify),
+            heartbeat: Heartbeat::new(client),
             holder,
             names: BTreeMap::new(),
             waiters: HashMap::new(),
@@ -231,6 +230,12 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
+    /// Sets whether a client whose heartbeat is answered is notified of grants by other clients. It is
+    /// not, unless set.
+    pub(crate) fn set_can_notify(&mut self, can_notify: bool) {
+        self.heartbeat.can_notify = can_notify;
+    }
+
     /// Returns the number of leases that callers hold.
     pub(crate) fn held(&self) -> usize {
         self.leases.len()
@@ -292,7 +297,7 @@ impl Engine {
         is_empty && self.waiters.is_empty() && self.leases.is_empty()
     }
 
-    /// Polls the entries of a name that may have been granted to one of them.
+    /// Polls the entries of a name, because another client may have granted the name to one of them.
     fn notified(&mut self, now: Moment, name: &LockName) {
         if let Some(state) = self.names.get_mut(name) {
             state.is_notified = true;
@@ -303,7 +308,7 @@ impl Engine {
     /// Sets when the entries of a name are polled. The first of them waits behind `ahead` others;
     /// the holder expires after `remaining`.
     fn poll_later(&mut self, now: Moment, name: &LockName, ahead: u32, remaining: Option<Duration>) {
-        let can_notify = self.heartbeat.can_notify();
+        let can_notify = self.heartbeat.can_notify;
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -336,12 +341,9 @@ impl Engine {
             return;
         };
         if let HoldingState::Held(leases) = &mut holding.state {
-            let released = leases.extract_if(.., |other| other.key == lease).last();
+            let released: Vec<_> = leases.extract_if(.., |other| other.key == lease).collect();
             if leases.is_empty() {
-                let keeps_until = released.filter(|_| keeps).map_or(now, |released| released.keeps_until);
-                let keep_for = keeps_until.since(now);
-                holding.state = HoldingState::Releasing { lease: Some(lease), keep_for, by_transition: false };
-                holding.again_at = now;
+                holding.begin_release(now, &released, Some(lease), keeps);
             } else {
                 holding.leaving.push(lease);
             }
@@ -369,7 +371,7 @@ impl Engine {
                         self.leases.remove(&lease.key);
                         self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::Shutdown });
                     }
-                    holding.state = HoldingState::releasing(&ended, now);
+                    holding.begin_release(now, &ended, None, true);
                 }
             }
             self.refuse_timed_out(now, &name, None);
@@ -389,7 +391,7 @@ impl Engine {
             return self.heartbeat.rest();
         }
         let request = self.new_request();
-        let body = self.heartbeat.send(now);
+        let body = self.heartbeat.send(now, request);
         self.actions.push(Action::Send { request, body, is_urgent: true });
     }
 

@@ -366,13 +366,21 @@ impl Queue {
             return Gathered::One(task);
         }
         let (mut tasks, mut others) = (vec![task], Vec::new());
-        while tasks.len().max(others.len()) < most
-            && let Some(next) = state.next_ready()
-        {
-            let list = if next.join(&mut batch) { &mut tasks } else { &mut others };
-            list.push(next);
+        while tasks.len().max(others.len()) < most {
+            let is_urgent = !state.urgent.is_empty();
+            let Some(next) = state.next_ready() else {
+                break;
+            };
+            if next.join(&mut batch) {
+                tasks.push(next);
+            } else {
+                others.push((next, is_urgent));
+            }
         }
-        others.into_iter().rev().for_each(|other| state.ready.push_front(other));
+        for (other, is_urgent) in others.into_iter().rev() {
+            let list = if is_urgent { &mut state.urgent } else { &mut state.ready };
+            list.push_front(other);
+        }
         match (batch, tasks.len()) {
             (Some(batch), 2..) => Gathered::Several(batch, tasks),
             _ => Gathered::One(tasks.remove(0)),

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use super::report::{end_span, refusal_reason};
-use super::state::State;
+use super::state::{Outbox, State};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
 use crate::engine::{Event, Refusal, WaiterId};
@@ -83,7 +83,7 @@ impl Drop for Acquisition {
             // waiter.
             let mut waiting = None;
             self.record(RefusalReason::Cancelled.as_str());
-            let cancel = |state: &mut State| {
+            let cancel = |state: &mut State, _: &mut Outbox| {
                 waiting = state.waiters.remove(&waiter);
                 Event::Cancel { waiter }
             };

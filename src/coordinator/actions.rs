@@ -24,7 +24,7 @@ impl Coordinator {
 
     /// Publishes an event while the lock is held, so that events keep their order. The report is
     /// written when the lock is open again.
-    fn record(&self, state: &State, outbox: &mut Outbox, event: Event) {
+    pub(super) fn record(&self, state: &State, outbox: &mut Outbox, event: Event) {
         self.record_request(state, outbox, "", event);
     }
 
@@ -60,6 +60,7 @@ impl Coordinator {
             }
             Action::Granted { waiter, grant } => {
                 let Some(waiting) = state.waiters.remove(&waiter) else {
+                    debug_assert!(false, "a grant without a waiter");
                     return;
                 };
                 let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));

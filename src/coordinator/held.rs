@@ -10,7 +10,7 @@ use tracing::field::Empty;
 
 use super::Coordinator;
 use super::report::end_span;
-use super::state::{LossSignal, State};
+use super::state::{LossSignal, Outbox, State};
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
 use crate::engine::{Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Verdict};
 use crate::error::LossCause;
@@ -187,7 +187,7 @@ impl HeldLease {
     pub(crate) fn amend(&self, amendment: Amendment) -> impl Future<Output = Result<(), NotAmended>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         let (lease, ending) = (self.key(), Arc::clone(&self.ending));
-        let amend = |state: &mut State| {
+        let amend = |state: &mut State, _: &mut Outbox| {
             if !state.is_abandoned {
                 state.amendments.entry(lease).or_default().push_back(reply);
             }
@@ -209,7 +209,7 @@ impl HeldLease {
     pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
         let lease = self.key();
         let exported = self.coordinator.feed_with(
-            |_| Event::Export { lease },
+            |_, _| Event::Export { lease },
             |state| {
                 let exported = state.exported.take().filter(|(key, _)| *key == lease).map(|(_, exported)| exported);
                 if exported.is_some() {
@@ -239,7 +239,7 @@ impl HeldLease {
         let lost = self.loss();
         self.record(if lost.is_some() { "lost" } else { "released" });
         let lease = self.key();
-        let release = |state: &mut State| {
+        let release = |state: &mut State, _: &mut Outbox| {
             if !state.is_abandoned {
                 state.releases.insert(lease, reply);
             }
@@ -272,7 +272,7 @@ impl Drop for HeldLease {
                 Some(exported) => Event::HandBack { lease, exported },
                 None => Event::Discard { lease },
             };
-            self.coordinator.feed_with(|_| event, |state| state.forget(lease));
+            self.coordinator.feed_with(|_, _| event, |state| state.forget(lease));
         }
     }
 }

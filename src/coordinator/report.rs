@@ -96,9 +96,10 @@ pub(super) fn end_span(span: &mut Span, time: &'static str, took: Duration, outc
 /// Returns why a request ended. `is_unavailable`: the database is unavailable now.
 pub(super) fn refusal_reason(refusal: &Refusal, is_unavailable: bool) -> RefusalReason {
     match refusal {
-        // Without an answer of the database, no holder of the name is known.
-        Refusal::Held | Refusal::Timeout if is_unavailable => RefusalReason::Unavailable,
+        // By an answer of the database, or by a lease of this client.
         Refusal::Held => RefusalReason::Held,
+        // Without an answer of the database, no holder of the name is known.
+        Refusal::Timeout if is_unavailable => RefusalReason::Unavailable,
         Refusal::Timeout => RefusalReason::TimedOut,
         Refusal::NoAnswer | Refusal::TooLate => RefusalReason::Unavailable,
         Refusal::Closed => RefusalReason::Closed,

@@ -91,7 +91,7 @@ pub(super) struct Waiting {
     pub(super) reply: oneshot::Sender<Result<HeldLease, Refusal>>,
 }
 
-/// The signals that the handles of a lease wait for: its loss, and the request to release it.
+/// The ending that the handles of a lease wait for: its loss, and the request to release it.
 #[derive(Default)]
 pub(super) struct LossSignal {
     pub(super) cause: OnceLock<LossCause>,

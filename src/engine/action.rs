@@ -201,7 +201,7 @@ impl Failure {
 
     /// Returns the failure of a release that was blocked by a row lock, such as a fence's.
     pub(super) fn locked(name: &LockName) -> Self {
-        let reason = format!("a transaction that the holder has fenced holds {name}, which ends with its TTL");
+        let reason = format!("a transaction fenced by the holder keeps {name} locked; the lease ends after its TTL");
         Self(Arc::new(Error::Unavailable { attempted: "release", reason, source: None }))
     }
 

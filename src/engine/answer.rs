@@ -20,13 +20,17 @@ impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
         // Other clients whose heartbeats were as late get them through in the time that this client
         // needs for another beat. An error about one name says nothing about them.
-        let is_beat = !self.in_flight.contains_key(&request);
+        let is_beat = self.heartbeat.is_beat(request);
         let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());
         if answer.may_linger || has_failed || now.since(answer.sent_at) >= LONG_SILENCE {
             self.steady_at = now + BEAT;
         }
-        let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
+        if is_beat {
             return self.beaten(now, answer);
+        }
+        let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
+            debug_assert!(false, "each request has one answer");
+            return;
         };
         if let Some(state) = self.names.get_mut(&name).filter(|_| !matches!(step, Step::Look(_))) {
             state.busy_since = None;
@@ -269,7 +273,8 @@ impl Engine {
 
     /// Handles a request that was not answered.
     pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
-        // The requests about other waiters were answered, so one withdrawal ends them.
+        // This request may still take effect. Earlier ones were answered, so the acquisitions of this
+        // one alone are withdrawn again.
         self.mark_lingering(now, name, &body);
         let closes = self.is_closing();
         let Some(state) = self.names.get_mut(name) else {

@@ -9,6 +9,7 @@ use super::holding::{Holding, HoldingState, relied_on};
 use super::name::Name;
 use super::pace::QueuePace;
 use super::waiter::{Waiter, WaiterState};
+use super::withdrawal::FIRST_PAUSE;
 use super::{Engine, Granting, RAISE_AFTER, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -74,7 +75,7 @@ impl Engine {
             extend_at,
             again_at: now,
             look_at: None,
-            pause: Duration::from_millis(50),
+            pause: FIRST_PAUSE,
             ignored: 0,
             lingers: waiter.lingers || may_linger,
             amendments: VecDeque::new(),

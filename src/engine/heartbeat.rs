@@ -1,14 +1,15 @@
 //! The heartbeat that keeps all leases and entries of one client.
 //!
 //! One beat extends every lease of the client, so a holder may rely on a lease until `time before
-//! the beat was sent + TTL`, less a margin. A beat whose answer has a new notice extends nothing: a
-//! lease was taken away from the client or its release was requested, and each holding is looked up
-//! before later beats count for it again. The same applies to the first answered beat after a
-//! failed beat: another store may answer, which has missed the last grants. The sessions of
-//! ZooKeeper and Chubby work alike.
+//! the beat was sent + TTL`, less a margin. A beat whose answer has a new notice begins an epoch: a
+//! lease was taken away from the client, or its release was requested. That beat and later ones
+//! extend a holding only after the holding was looked up in that epoch. The same applies to the first
+//! answered beat after a failed beat: another store may answer, which has missed the last grants. The
+//! sessions of ZooKeeper and Chubby work alike.
 
 use std::time::Duration;
 
+use super::action::RequestId;
 use super::name::LONG_SILENCE;
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -46,14 +47,15 @@ pub(crate) enum Pulse {
 pub(super) struct Heartbeat {
     pub(super) client: ClientId,
     /// A client whose heartbeat is answered is notified of grants by other clients.
-    can_notify: bool,
+    pub(super) can_notify: bool,
     state: State,
     epoch: Epoch,
     /// When the last answered beat of this epoch was sent.
     beat_at: Option<Moment>,
     /// When the last answered beat was sent.
     answered_at: Moment,
-    in_flight: Option<Moment>,
+    /// The beat in flight, and when it was sent.
+    in_flight: Option<(RequestId, Moment)>,
     due: Option<Moment>,
     /// A beat has failed, and no beat has been answered since.
     is_interrupted: bool,
@@ -62,10 +64,10 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    pub(super) fn new(client: ClientId, can_notify: bool) -> Self {
+    pub(super) fn new(client: ClientId) -> Self {
         Self {
             client,
-            can_notify,
+            can_notify: false,
             state: State::Unregistered,
             epoch: Epoch(1),
             beat_at: None,
@@ -75,11 +77,6 @@ impl Heartbeat {
             is_interrupted: false,
             has_failed: false,
         }
-    }
-
-    /// Whether the client is notified of grants by other clients, once a heartbeat was answered.
-    pub(super) fn can_notify(&self) -> bool {
-        self.can_notify
     }
 
     pub(super) fn epoch(&self) -> Epoch {
@@ -116,19 +113,24 @@ impl Heartbeat {
 
     /// Whether a beat has been in flight for so long that the store may be out of reach.
     pub(super) fn is_late(&self, now: Moment) -> bool {
-        self.in_flight.is_some_and(|since| now.since(since) >= LONG_SILENCE)
+        self.in_flight.is_some_and(|(_, since)| now.since(since) >= LONG_SILENCE)
     }
 
     pub(super) fn pulse(&self, now: Moment) -> Pulse {
         match self.in_flight {
-            Some(since) if self.is_late(now) => Pulse::Late(now.since(since)),
+            Some((_, since)) if self.is_late(now) => Pulse::Late(now.since(since)),
             _ if self.has_failed => Pulse::Failed,
             _ => Pulse::Answered,
         }
     }
 
-    pub(super) fn send(&mut self, now: Moment) -> Request {
-        self.in_flight = Some(now);
+    /// Whether this request is the beat in flight.
+    pub(super) fn is_beat(&self, request: RequestId) -> bool {
+        self.in_flight.is_some_and(|(beat, _)| beat == request)
+    }
+
+    pub(super) fn send(&mut self, now: Moment, request: RequestId) -> Request {
+        self.in_flight = Some((request, now));
         self.due = None;
         match self.state {
             State::Unregistered => Request::Register { client: self.client },

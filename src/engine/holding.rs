@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::IGNORED;
 use super::action::{Amendment, HoldTime, LeaseKey};
 use super::heartbeat::{Epoch, Heartbeat};
+use super::withdrawal::FIRST_PAUSE;
 use crate::clock::{Moment, reliance};
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::{Claim, LeaseId, Mode};
@@ -56,14 +57,6 @@ pub(super) enum HoldingState {
         /// Entries wait, and the next holder must be decided from the queue as read.
         by_transition: bool,
     },
-}
-
-impl HoldingState {
-    /// Begins the release of a holding whose last leases were `last`.
-    pub(super) fn releasing(last: &[LocalLease], now: Moment) -> Self {
-        let keep_for = last.iter().map(|lease| lease.keeps_until.since(now)).max().unwrap_or_default();
-        Self::Releasing { lease: None, keep_for, by_transition: false }
-    }
 }
 
 /// A holding of this client. Its identity in the store is that of its claim.
@@ -118,6 +111,15 @@ pub(super) struct Holding {
 impl Holding {
     pub(super) fn id(&self) -> LeaseId {
         self.claim.id
+    }
+
+    /// Begins the release of a holding, whose last leases were `last`. The holder of `lease` waits for
+    /// the verdict. Without `keeps`, the name is free at once.
+    pub(super) fn begin_release(&mut self, now: Moment, last: &[LocalLease], lease: Option<LeaseKey>, keeps: bool) {
+        let kept = last.iter().filter(|_| keeps).map(|lease| lease.keeps_until.since(now));
+        let keep_for = kept.max().unwrap_or_default();
+        self.state = HoldingState::Releasing { lease, keep_for, by_transition: false };
+        (self.again_at, self.pause) = (now, FIRST_PAUSE);
     }
 
     pub(super) fn is_held(&self) -> bool {

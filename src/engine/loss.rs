@@ -76,7 +76,7 @@ impl Engine {
                     self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::MaxHold });
                 }
                 if leases.is_empty() {
-                    holding.state = HoldingState::releasing(&ended, now);
+                    holding.begin_release(now, &ended, None, true);
                 }
             }
         }

@@ -175,7 +175,6 @@ impl Name {
                 if let Some(enqueue) = self.enqueue(now) {
                     return Some(enqueue);
                 }
-                // A new waiter with another mode may be tried while the first is queued.
                 let due = self.poll_at.is_some_and(|due| due <= now) && !is_on(Mutation::NeverPoll);
                 let most = if is_on(Mutation::PollFirstOnly) { 1 } else { usize::MAX };
                 let queued = self.foremost().take(most).filter(|waiter| waiter.is_queued());

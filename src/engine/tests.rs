@@ -15,7 +15,7 @@ use crate::protocol::{
 const START: Moment = Moment::from_nanos(1_000_000_000);
 
 fn engine() -> Engine {
-    Engine::new(ClientId::from_u128(1), "test".into(), LeaseId::from_u128(1 << 32), false)
+    Engine::new(ClientId::from_u128(1), "test".into(), LeaseId::from_u128(1 << 32))
 }
 
 /// Returns an exclusive request of a new owner.

@@ -12,7 +12,9 @@ impl World {
         let state = &mut self.clients[client];
         (state.life, state.wake_at) = (life, None);
         state.id = ClientId::from_u128((first >> 32) + client as u128);
-        state.engine = Some(Engine::new(state.id, "simulated".into(), LeaseId::from_u128(first), self.profile.marks));
+        let mut engine = Engine::new(state.id, "simulated".into(), LeaseId::from_u128(first));
+        engine.set_can_notify(self.profile.marks);
+        state.engine = Some(engine);
         for actor in 0..self.actors.len() {
             if self.actors[actor].client == client {
                 self.rest(actor);
