@@ -171,7 +171,7 @@ impl Coordinator {
 
     /// Notes that the application evicts the holder with this token, perhaps a holder of this
     /// client.
-    pub(crate) fn evict(self: &Arc<Self>, name: LockName, token: FencingToken) -> Eviction {
+    pub(crate) fn begin_eviction(self: &Arc<Self>, name: LockName, token: FencingToken) -> Eviction {
         self.state().evictions.push((name.clone(), token));
         Eviction { coordinator: Arc::clone(self), name, token }
     }
@@ -317,7 +317,7 @@ impl Coordinator {
             }
             self.record_late_heartbeat(&mut state, &mut outbox, now);
             self.executor.set_waiting(state.engine.is_queued());
-            self.executor.set_heartbeat_patience(state.engine.heartbeat_patience());
+            self.executor.set_heartbeat_timeout(state.engine.heartbeat_timeout());
             let wakes_at = state.engine.wakes_at();
             if wakes_at.is_some_and(|at| state.asleep_until.is_some_and(|until| at < until)) {
                 self.rearmed.notify_one();

@@ -22,7 +22,6 @@
 mod action;
 mod amendment;
 mod answer;
-mod ending;
 mod grant;
 mod heartbeat;
 mod holding;
@@ -31,12 +30,14 @@ mod name;
 mod pace;
 pub(crate) mod policy;
 mod recheck;
+mod release;
 mod schedule;
 mod step;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod tests;
 mod transfer;
+mod turn;
 mod waiter;
 mod waiting;
 mod withdrawal;
@@ -46,8 +47,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use action::{
-    Action, Amendment, Answer, Event, Exported, Failure, Grant, HoldTime, LeaseKey, NotAmended, Patience, Refusal,
-    RequestId, Verdict, WaiterId, Wish,
+    Action, Amendment, Answer, Event, Exported, Failure, Grant, HoldTime, LeaseKey, NotAmended, Refusal, RequestId,
+    Verdict, WaitMode, WaiterId, Wish,
 };
 pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
@@ -70,15 +71,15 @@ use crate::token::FencingToken;
 const POLL_EACH: Duration = Duration::from_millis(1);
 
 /// How often the engine repeats a release that has no effect in the store.
-pub(crate) const IGNORED: u32 = 16;
+pub(crate) const MAX_INEFFECTIVE_RELEASES: u32 = 16;
 
 /// When the TTL of a grant by another client is raised. A lease released earlier needs no such
 /// statement.
 const RAISE_AFTER: Duration = Duration::from_millis(200);
 
 /// The lower and upper bound of the time that the answer to a heartbeat may take.
-const SHORTEST_PATIENCE: Duration = Duration::from_millis(100);
-const LONGEST_PATIENCE: Duration = Duration::from_secs(4);
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The pause before an unanswered look at a holding is repeated.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -88,7 +89,7 @@ const WHILE_LOCKED: Duration = Duration::from_millis(50);
 
 /// How often the request for an exported lease is repeated when the store does not know the lease,
 /// after pauses that double: for 0.75 seconds.
-const UNKNOWN: u32 = 4;
+const MAX_UNKNOWN_ANSWERS: u32 = 4;
 
 /// How far a store may lag behind the store that it replaces. Acquisitions that ended earlier have
 /// ended in both.
@@ -99,7 +100,7 @@ const NOTED_FOR: Duration = Duration::from_secs(60);
 
 /// How often a try reads a name that is free and yet not granted: for half a second, which a commit
 /// of another client may take.
-const TRIES: u32 = 7;
+const MAX_OVERTAKEN: u32 = 7;
 
 /// A request on its way.
 struct InFlight {

@@ -56,15 +56,15 @@ pub(crate) struct Answer<T> {
 
 /// See the [module](self).
 pub(crate) struct Executor {
-    work: Arc<Queue>,
-    heartbeats: Arc<Queue>,
+    work: Arc<TaskQueue>,
+    heartbeats: Arc<TaskQueue>,
     backend: Arc<dyn Backend>,
     connections: usize,
     publisher: Arc<Publisher>,
     /// Whether the client waits for a name that another client may grant it.
     is_waiting: watch::Sender<bool>,
     /// How long the answer to a heartbeat may take.
-    patience: watch::Sender<Duration>,
+    heartbeat_timeout: watch::Sender<Duration>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -76,7 +76,7 @@ enum Gathered {
 
 /// The operations that wait for a connection.
 #[derive(Default)]
-struct Queue {
+struct TaskQueue {
     state: Mutex<QueueState>,
     /// Wakes workers that have a connection.
     changed: Notify,
@@ -90,7 +90,7 @@ struct Queue {
 #[derive(Clone, Copy, Default)]
 struct Suspicion {
     /// How long the dead connection was without an answer.
-    patience: Duration,
+    unanswered_for: Duration,
 }
 
 #[derive(Default)]
@@ -130,8 +130,8 @@ impl Executor {
     /// reconnection.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
-        let (is_waiting, patience) = (watch::Sender::new(false), watch::Sender::new(ANSWER_WITHIN));
-        Self { work, heartbeats, backend, connections, publisher, is_waiting, patience, workers }
+        let (is_waiting, heartbeat_timeout) = (watch::Sender::new(false), watch::Sender::new(ANSWER_WITHIN));
+        Self { work, heartbeats, backend, connections, publisher, is_waiting, heartbeat_timeout, workers }
     }
 
     /// Starts the tasks on the current runtime, on the first call. `on_grant` receives the
@@ -143,7 +143,7 @@ impl Executor {
         }
         let worker = |queue| Worker::new(Arc::clone(&self.backend), Arc::clone(queue), Arc::clone(&self.publisher));
         let sink = NotificationSink { on_grant: Box::new(on_grant), is_waiting: self.is_waiting.subscribe() };
-        let heartbeats = worker(&self.heartbeats).for_heartbeats(sink, self.patience.subscribe(), &self.work);
+        let heartbeats = worker(&self.heartbeats).for_heartbeats(sink, self.heartbeat_timeout.subscribe(), &self.work);
         workers.push(tokio::spawn(heartbeats.run()));
         workers.extend((0..self.connections).map(|_| tokio::spawn(worker(&self.work).run())));
     }
@@ -197,8 +197,9 @@ impl Executor {
     }
 
     /// Sets how long the answer to a heartbeat may take, also to one that is in flight.
-    pub(crate) fn set_heartbeat_patience(&self, patience: Duration) {
-        self.patience.send_if_modified(|before| std::mem::replace(before, patience) != patience);
+    pub(crate) fn set_heartbeat_timeout(&self, heartbeat_timeout: Duration) {
+        self.heartbeat_timeout
+            .send_if_modified(|before| std::mem::replace(before, heartbeat_timeout) != heartbeat_timeout);
     }
 
     /// Returns whether a client is notified of grants by other clients, after its first heartbeat.
@@ -206,8 +207,8 @@ impl Executor {
         self.backend.can_notify()
     }
 
-    /// Returns why the database is unavailable, unless a request was answered since, or a heartbeat
-    /// while no request waits for its answer.
+    /// Returns why the database is unavailable. `None`: a request was answered since, or no request
+    /// waits for its answer and a heartbeat was answered since.
     pub(crate) fn failure(&self) -> Option<String> {
         let beaten_at = self.heartbeats.state().answered_at;
         let work = self.work.state();
@@ -308,7 +309,7 @@ impl QueueState {
     }
 }
 
-impl Queue {
+impl TaskQueue {
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -424,8 +425,8 @@ impl Queue {
     }
 
     /// Lets the workers close idle connections, and busy ones without an answer in time.
-    fn suspect_connections(&self, patience: Duration) {
-        self.suspicion.send_replace(Suspicion { patience });
+    fn suspect_connections(&self, unanswered_for: Duration) {
+        self.suspicion.send_replace(Suspicion { unanswered_for });
     }
 
     /// Notes an answer of the database.
@@ -483,7 +484,7 @@ impl Queue {
 }
 
 /// Counts a worker that has a connection.
-struct Open(Arc<Queue>);
+struct Open(Arc<TaskQueue>);
 
 impl Drop for Open {
     fn drop(&mut self) {
@@ -492,7 +493,7 @@ impl Drop for Open {
 }
 
 /// Counts a worker that has a task.
-struct Busy<'q>(&'q Queue);
+struct Busy<'q>(&'q TaskQueue);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
@@ -501,7 +502,7 @@ impl Drop for Busy<'_> {
 }
 
 /// Counts a worker that has a connection and waits for a task.
-struct Idle<'q>(&'q Queue);
+struct Idle<'q>(&'q TaskQueue);
 
 impl Drop for Idle<'_> {
     fn drop(&mut self) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::report::{Report, refusal_reason};
-use super::state::{HeartbeatReport, Hold, LossSignal, Outbox, Phase, Sending, State, Waiting};
+use super::state::{HeartbeatReport, Hold, LeaseSignals, Outbox, Phase, Sending, State, Waiting};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
 use crate::engine::{Action, Pulse, Verdict};
@@ -50,7 +50,7 @@ impl Coordinator {
     pub(super) fn act(self: &Arc<Self>, state: &mut State, outbox: &mut Outbox, now: Moment, action: Action) {
         match action {
             Action::Send { request, body, is_urgent } => {
-                let answer_within = state.engine.heartbeat_patience();
+                let answer_within = state.engine.heartbeat_timeout();
                 outbox.sends.push(Sending { request, body, answer_within, is_urgent });
             }
             Action::Waits { waiter } => {
@@ -67,9 +67,9 @@ impl Coordinator {
                 state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
                 let kind = waiting.mode.as_str();
                 self.record_request(state, outbox, kind, Event::Acquired { name, token, waited });
-                let ending = Arc::<LossSignal>::default();
-                state.leases.insert(grant.lease, Arc::clone(&ending));
-                let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, ending, waiting.resumes);
+                let signals = Arc::<LeaseSignals>::default();
+                state.leases.insert(grant.lease, Arc::clone(&signals));
+                let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, signals, waiting.resumes);
                 outbox.unwanted.extend(waiting.reply.send(Ok(lease)).err());
             }
             Action::Refused { waiter, refusal } => {
@@ -85,7 +85,7 @@ impl Coordinator {
                     let event = match verdict {
                         Verdict::Lost(cause) => Event::Lost { name, token, held, cause },
                         _ => {
-                            let is_confirmed = matches!(verdict, Verdict::Kept);
+                            let is_confirmed = matches!(verdict, Verdict::Held);
                             Event::Released { name, token, held, is_confirmed }
                         }
                     };
@@ -100,9 +100,9 @@ impl Coordinator {
                     let held = now.since(since);
                     self.record(state, outbox, Event::Lost { name, token, held, cause });
                 }
-                if let Some(ending) = state.leases.remove(&lease) {
-                    let _ = ending.cause.set(cause);
-                    ending.ended.notify_waiters();
+                if let Some(signals) = state.leases.remove(&lease) {
+                    let _ = signals.cause.set(cause);
+                    signals.ended.notify_waiters();
                 }
             }
             Action::ReleaseRequested { lease } => {
@@ -110,8 +110,8 @@ impl Coordinator {
                     let (name, token) = (name.clone(), *token);
                     self.record(state, outbox, Event::ReleaseRequested { name, token });
                 }
-                if let Some(ending) = state.leases.get(&lease) {
-                    ending.request_release();
+                if let Some(signals) = state.leases.get(&lease) {
+                    signals.request_release();
                 }
             }
             Action::Amended { lease, result } => {

@@ -10,7 +10,7 @@ use tracing::field::Empty;
 
 use super::Coordinator;
 use super::report::end_span;
-use super::state::{LossSignal, Outbox, State};
+use super::state::{LeaseSignals, Outbox, State};
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
 use crate::engine::{Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Verdict};
 use crate::error::LossCause;
@@ -28,7 +28,7 @@ pub(crate) struct HeldLease {
     coordinator: Arc<Coordinator>,
     grant: Grant,
     owner: Owner,
-    ending: Arc<LossSignal>,
+    signals: Arc<LeaseSignals>,
     /// The exported lease that this lease resumes, until the caller has received it.
     resumes: Option<Exported>,
     is_released: bool,
@@ -42,11 +42,11 @@ impl HeldLease {
         coordinator: Arc<Coordinator>,
         grant: Grant,
         owner: Owner,
-        ending: Arc<LossSignal>,
+        signals: Arc<LeaseSignals>,
         resumes: Option<Exported>,
     ) -> Self {
         let (span, since) = (Span::none(), coordinator.now());
-        Self { coordinator, grant, owner, ending, resumes, is_released: false, span, since }
+        Self { coordinator, grant, owner, signals, resumes, is_released: false, span, since }
     }
 
     /// Begins the span of the holding, which may outlive the request and its span.
@@ -111,7 +111,7 @@ impl HeldLease {
         if !self.is_held() {
             self.coordinator.feed(Event::Tick);
         }
-        self.ending.cause.get().copied()
+        self.signals.cause.get().copied()
     }
 
     /// Completes when the lease is lost, with the reason.
@@ -120,13 +120,13 @@ impl HeldLease {
     ///
     /// No loss is missed when the future is dropped.
     pub(crate) fn losing(&self) -> impl Future<Output = LossCause> + Send + use<> {
-        let (coordinator, lease, ending) = (Arc::clone(&self.coordinator), self.key(), Arc::clone(&self.ending));
+        let (coordinator, lease, signals) = (Arc::clone(&self.coordinator), self.key(), Arc::clone(&self.signals));
         async move {
             loop {
-                let ended = ending.ended.notified();
+                let ended = signals.ended.notified();
                 let mut ended = std::pin::pin!(ended);
                 ended.as_mut().enable();
-                if let Some(cause) = ending.cause.get() {
+                if let Some(cause) = signals.cause.get() {
                     return *cause;
                 }
                 // The timer reports the loss. If the timer has ended with its runtime, the clock
@@ -134,7 +134,7 @@ impl HeldLease {
                 let deadline = coordinator.state().engine.deadline(lease);
                 if deadline.is_none_or(|deadline| deadline <= coordinator.now()) {
                     coordinator.feed(Event::Tick);
-                    return ending.cause.get().copied().unwrap_or(LossCause::Expired);
+                    return signals.cause.get().copied().unwrap_or(LossCause::Expired);
                 }
                 let pause = deadline
                     .map_or(CLOCK_CHECK_INTERVAL, |deadline| deadline.since(coordinator.now()))
@@ -150,8 +150,8 @@ impl HeldLease {
     ///
     /// No request is missed when the future is dropped.
     pub(crate) fn release_requested(&self) -> impl Future<Output = ()> + Send + use<> {
-        let ending = Arc::clone(&self.ending);
-        async move { ending.release_requested().await }
+        let signals = Arc::clone(&self.signals);
+        async move { signals.release_requested().await }
     }
 
     /// Reads the name again, because the lease may have been lost.
@@ -160,7 +160,7 @@ impl HeldLease {
     }
 
     /// Asks the database whether it has the lease. `false`: it does not, or did not answer in time.
-    pub(crate) async fn stands(&self) -> bool {
+    pub(crate) async fn is_held_in_database(&self) -> bool {
         let (reply, answer) = oneshot::channel();
         let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
         self.coordinator.executor().submit_urgent(look, LOOK_WITHIN, |answer: crate::executor::Answer<Response>| {
@@ -186,7 +186,7 @@ impl HeldLease {
     /// The change takes place even if the future is dropped before its first poll.
     pub(crate) fn amend(&self, amendment: Amendment) -> impl Future<Output = Result<(), NotAmended>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
-        let (lease, ending) = (self.key(), Arc::clone(&self.ending));
+        let (lease, signals) = (self.key(), Arc::clone(&self.signals));
         let amend = |state: &mut State, _: &mut Outbox| {
             if !state.is_abandoned {
                 state.amendments.entry(lease).or_default().push_back(reply);
@@ -198,7 +198,7 @@ impl HeldLease {
             let amended = answer.await.unwrap_or(Err(NotAmended::Lost(LossCause::Shutdown)));
             amended.map_err(|reason| match reason {
                 // The cause that was reported before, if there is one.
-                NotAmended::Lost(cause) => NotAmended::Lost(ending.cause.get().copied().unwrap_or(cause)),
+                NotAmended::Lost(cause) => NotAmended::Lost(signals.cause.get().copied().unwrap_or(cause)),
                 reason => reason,
             })
         }

@@ -23,7 +23,7 @@ pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) next_waiter: u64,
     pub(super) waiters: HashMap<WaiterId, Waiting>,
-    pub(super) leases: HashMap<LeaseKey, Arc<LossSignal>>,
+    pub(super) leases: HashMap<LeaseKey, Arc<LeaseSignals>>,
     /// The leases whose end is not reported yet.
     pub(super) holds: HashMap<LeaseKey, Hold>,
     pub(super) releases: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
@@ -91,16 +91,16 @@ pub(super) struct Waiting {
     pub(super) reply: oneshot::Sender<Result<HeldLease, Refusal>>,
 }
 
-/// The ending that the handles of a lease wait for: its loss, and the request to release it.
+/// The signals that the handles of a lease wait for: its loss, and the request to release it.
 #[derive(Default)]
-pub(super) struct LossSignal {
+pub(super) struct LeaseSignals {
     pub(super) cause: OnceLock<LossCause>,
     pub(super) ended: Notify,
     is_release_requested: AtomicBool,
     release_requested: Notify,
 }
 
-impl LossSignal {
+impl LeaseSignals {
     pub(super) fn request_release(&self) {
         self.is_release_requested.store(true, Ordering::Release);
         self.release_requested.notify_waiters();

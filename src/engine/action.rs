@@ -35,7 +35,7 @@ pub(crate) struct Wish {
     pub(crate) is_kept: bool,
     pub(crate) hold_time: HoldTime,
     pub(crate) label: Arc<str>,
-    pub(crate) patience: Patience,
+    pub(crate) wait_mode: WaitMode,
 }
 
 /// For how long the name is taken after the grant.
@@ -57,7 +57,7 @@ impl HoldTime {
 
 /// How long a caller waits for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitMode {
     /// Does not wait for the holder. The store must answer by this moment.
     Try(Moment),
     /// Waits until this moment. `None`: for as long as it takes.
@@ -293,7 +293,8 @@ pub(crate) enum Refusal {
 /// Whether a lease was the caller's until its release.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
-    Kept,
+    /// The lease was held until its release.
+    Held,
     Lost(LossCause),
     /// The store no longer knows.
     Unknown,

@@ -8,7 +8,7 @@ use super::holding::{Holding, HoldingState, relied_on};
 use super::name::LONG_SILENCE;
 use super::step::Step;
 use super::waiter::WaiterState;
-use super::{Engine, Granting, InFlight, LOOK_AGAIN, UNKNOWN, WHILE_LOCKED};
+use super::{Engine, Granting, InFlight, LOOK_AGAIN, MAX_UNKNOWN_ANSWERS, WHILE_LOCKED};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -100,7 +100,7 @@ impl Engine {
                     HolderChange::Claim(claim) => claim.ttl,
                     HolderChange::None | HolderChange::Free => GRANT,
                 };
-                self.conclude(now, &name, given_up, Verdict::Kept);
+                self.conclude(now, &name, given_up, Verdict::Held);
                 if let Some(state) = self.names.get_mut(&name) {
                     state.overtaken = 0;
                     state.is_wanted = !transition.is_last;
@@ -188,7 +188,7 @@ impl Engine {
         holding.is_doubted = false;
         let requested_until = polled.map_or(0, |polled| polled.row.asked);
         for lease in holding.leaving.drain(..looking_for) {
-            self.actions.push(Action::Released { lease, verdict: Verdict::Kept });
+            self.actions.push(Action::Released { lease, verdict: Verdict::Held });
         }
         self.looked_up(now, name, id, token);
         self.note_asked(name, requested_until);
@@ -232,7 +232,7 @@ impl Engine {
                 Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()) {
                     // An abandoned resumption may be about to restore the identity of the lease, once
                     // its row is no longer locked.
-                    Some(waiter) if waiter.unknown < UNKNOWN => {
+                    Some(waiter) if waiter.unknown < MAX_UNKNOWN_ANSWERS => {
                         waiter.ask_at = now + WHILE_LOCKED * (1 << waiter.unknown);
                         waiter.unknown += 1;
                     }

@@ -76,7 +76,7 @@ impl Engine {
             again_at: now,
             look_at: None,
             pause: FIRST_PAUSE,
-            ignored: 0,
+            ineffective_releases: 0,
             lingers: waiter.lingers || may_linger,
             amendments: VecDeque::new(),
             may_have_ended: false,

@@ -17,7 +17,7 @@ use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{ClientId, Request, Response};
 
 /// The time until a failed beat is sent again.
-const AGAIN: Duration = Duration::from_millis(100);
+const BEAT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Counts the notices that this client has acted upon. The beats of an epoch extend the holdings
 /// that were looked up in that epoch.
@@ -183,7 +183,7 @@ impl Heartbeat {
                 return false;
             }
             _ => {
-                self.due = Some(now + AGAIN);
+                self.due = Some(now + BEAT_AGAIN_AFTER);
                 return false;
             }
         };

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::IGNORED;
+use super::MAX_INEFFECTIVE_RELEASES;
 use super::action::{Amendment, HoldTime, LeaseKey};
 use super::heartbeat::{Epoch, Heartbeat};
 use super::withdrawal::FIRST_PAUSE;
@@ -92,7 +92,7 @@ pub(super) struct Holding {
     pub(super) look_at: Option<Moment>,
     pub(super) pause: Duration,
     /// How often a release has had no effect and the store gave no reason.
-    pub(super) ignored: u32,
+    pub(super) ineffective_releases: u32,
     /// A request about the holding may take effect late.
     pub(super) lingers: bool,
     /// A request that ends the holding may have taken effect without an answer.
@@ -200,9 +200,9 @@ impl Holding {
     }
 
     /// Counts a release without effect. Returns `true` after too many.
-    pub(super) fn is_ignored(&mut self) -> bool {
-        self.ignored += 1;
-        self.ignored > IGNORED
+    pub(super) fn count_ineffective_release(&mut self) -> bool {
+        self.ineffective_releases += 1;
+        self.ineffective_releases > MAX_INEFFECTIVE_RELEASES
     }
 
     /// Fixes the deadline reached by the heartbeats so far: heartbeats of a later epoch do not

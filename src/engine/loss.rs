@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Engine;
-use super::action::{Action, NotAmended, Refusal, Verdict};
+use super::action::{Action, NotAmended, Verdict};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
 use crate::clock::{Moment, margin};
@@ -33,28 +33,6 @@ impl Engine {
             holding.is_doubted = true;
         }
         self.advance(now, name);
-    }
-
-    /// Ends the holdings, leases and waits whose time is over.
-    pub(super) fn expire(&mut self, now: Moment) {
-        let mut due = Vec::new();
-        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
-            due.extend(self.timers.pop_first());
-        }
-        for (_, name) in due {
-            self.wakes.remove(&name);
-            self.end_overdue(now, &name);
-            self.refuse_timed_out(now, &name, None);
-            self.advance(now, &name);
-        }
-        while let Some(waiter) = self.timeouts.pop_due(now) {
-            if let Some(name) = self.waiters.get(&waiter).cloned() {
-                let is_unanswered = self.names.get(&name).is_some_and(|state| state.is_unanswered(waiter, now));
-                let refusal = if is_unanswered { Refusal::NoAnswer } else { Refusal::Timeout };
-                self.leave(now, waiter, Some(refusal));
-                self.advance(now, &name);
-            }
-        }
     }
 
     /// Ends the holdings of a name whose deadline has passed, and the leases whose `max_hold` is

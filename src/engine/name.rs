@@ -23,10 +23,10 @@ use crate::protocol::{Claim, ClientId, EntryRow, EntryState, Holder, LeaseId, Le
 use crate::token::FencingToken;
 
 /// The most entries of a client that wait for one name.
-pub(super) const ENTRIES: usize = 16;
+pub(super) const MAX_ENTRIES: usize = 16;
 
 /// The time between two tries of a name that is free and yet not granted.
-const BETWEEN_TRIES: Duration = Duration::from_millis(5);
+const OVERTAKEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// A wait shorter than this may be as short as a round trip, and says nothing about the store.
 const SILENCE: Duration = Duration::from_millis(100);
@@ -166,7 +166,7 @@ impl Name {
             return all;
         }
         let start = if is_on(Mutation::SeeFirstOnly) { 0 } else { self.tries };
-        start.min(all.end)..(start + 2 * ENTRIES).min(all.end)
+        start.min(all.end)..(start + 2 * MAX_ENTRIES).min(all.end)
     }
 
     /// Returns the waiters that may have an entry in the store.
@@ -303,7 +303,7 @@ impl Name {
     /// Sets when the name is read again: later after each decision that was overtaken.
     pub(super) fn read_again(&mut self, now: Moment) {
         self.overtaken += 1;
-        let pause = BETWEEN_TRIES * 2_u32.pow(self.overtaken.min(6)) / 2;
+        let pause = OVERTAKEN_PAUSE * 2_u32.pow(self.overtaken.min(6)) / 2;
         self.read_at = Some(now + if self.overtaken == 1 { Duration::ZERO } else { pause });
     }
 

@@ -1,10 +1,11 @@
-//! When the engine must be called again, and which names need the heartbeat.
+//! When the engine must be called again, what ends then, and which names need the heartbeat.
 
 use std::time::Duration;
 
+use super::action::Refusal;
 use super::holding::{Holding, HoldingState};
 use super::name::Needs;
-use super::{Engine, LONGEST_PATIENCE, SHORTEST_PATIENCE};
+use super::{Engine, LONGEST_TIMEOUT, SHORTEST_TIMEOUT};
 use crate::clock::Moment;
 use crate::name::LockName;
 use crate::protocol::timing::BEAT;
@@ -16,10 +17,32 @@ impl Engine {
         timer.into_iter().chain(self.timeouts.next()).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
     }
 
+    /// Ends the holdings, leases and waits whose time is over.
+    pub(super) fn expire(&mut self, now: Moment) {
+        let mut due = Vec::new();
+        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
+            due.extend(self.timers.pop_first());
+        }
+        for (_, name) in due {
+            self.wakes.remove(&name);
+            self.end_overdue(now, &name);
+            self.refuse_timed_out(now, &name, None);
+            self.advance(now, &name);
+        }
+        while let Some(waiter) = self.timeouts.pop_due(now) {
+            if let Some(name) = self.waiters.get(&waiter).cloned() {
+                let is_unanswered = self.names.get(&name).is_some_and(|state| state.is_unanswered(waiter, now));
+                let refusal = if is_unanswered { Refusal::NoAnswer } else { Refusal::Timeout };
+                self.leave(now, waiter, Some(refusal));
+                self.advance(now, &name);
+            }
+        }
+    }
+
     /// Returns how long the answer to a heartbeat may take: the rest must suffice for another beat
     /// before any lease ends.
-    pub(crate) fn heartbeat_patience(&self) -> Duration {
-        (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+    pub(crate) fn heartbeat_timeout(&self) -> Duration {
+        (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
     /// Returns the shortest TTL that the heartbeat keeps. `None`: no heartbeat is needed.

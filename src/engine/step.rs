@@ -3,7 +3,7 @@
 use super::action::Amendment;
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
-use super::name::{ENTRIES, Name};
+use super::name::{MAX_ENTRIES, Name};
 use super::waiter::{Waiter, WaiterState};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -12,7 +12,7 @@ use crate::protocol::{Enqueue, Extension, Keeper, LeaseId, Mode, Release, Reques
 use crate::token::FencingToken;
 
 /// How many waiting entries are read to decide which one is next.
-const LIMIT: u32 = 32;
+const READ_LIMIT: u32 = 32;
 
 /// Why the next statement is sent.
 #[derive(Clone, Debug)]
@@ -190,7 +190,7 @@ impl Name {
     /// whose owner may share the name again.
     fn enqueue(&self, now: Moment) -> Option<(Step, Request)> {
         let mut entries = Vec::new();
-        let mut open = ENTRIES;
+        let mut open = MAX_ENTRIES;
         // A waiter whose owner holds the name elsewhere joins that holding, and needs no entry.
         for waiter in self.queue().filter(|waiter| !waiter.may_join) {
             if open == 0 && self.reentering == 0 {
@@ -222,5 +222,5 @@ fn amend(name: &LockName, id: LeaseId, token: FencingToken, amendment: Amendment
 }
 
 fn read(name: &LockName, given_up: Option<LeaseId>) -> (Step, Request) {
-    (Step::Read { given_up }, Request::Read { name: name.clone(), limit: LIMIT })
+    (Step::Read { given_up }, Request::Read { name: name.clone(), limit: READ_LIMIT })
 }

@@ -19,7 +19,7 @@ fn engine() -> Engine {
 }
 
 /// Returns an exclusive request of a new owner.
-fn wish(name: &str, patience: Patience) -> Wish {
+fn wish(name: &str, wait_mode: WaitMode) -> Wish {
     Wish {
         name: LockName::new(name).expect("a name"),
         owner: crate::owner::Owner::random(),
@@ -29,7 +29,7 @@ fn wish(name: &str, patience: Patience) -> Wish {
         is_kept: true,
         hold_time: HoldTime::default(),
         label: "".into(),
-        patience,
+        wait_mode,
     }
 }
 
@@ -37,7 +37,7 @@ fn wish(name: &str, patience: Patience) -> Wish {
 /// engine much later. Returns the refusal.
 fn refusal_of_wait(length: Duration) -> Refusal {
     let mut engine = engine();
-    let wish = wish("a", Patience::Wait(Some(START + length)));
+    let wish = wish("a", WaitMode::Wait(Some(START + length)));
     let waiter = WaiterId(1);
     engine.handle(START, Event::Acquire { waiter, wish });
     let late = START + length + Duration::from_millis(400);
@@ -127,9 +127,9 @@ fn request_before_a_confirmation_is_looked_up() {
     let mut store = Conversation::new();
     // The heartbeat keeps another lease.
     let token = FencingToken::new(5).expect("a token");
-    store.hold(1, wish("b", Patience::Wait(None)), token);
+    store.hold(1, wish("b", WaitMode::Wait(None)), token);
     store.actions.clear();
-    let wish = wish("a", Patience::Wait(None));
+    let wish = wish("a", WaitMode::Wait(None));
     let (name, owner) = (wish.name.clone(), Some(wish.owner));
     store.feed(Event::Acquire { waiter: WaiterId(2), wish });
     let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
@@ -164,7 +164,7 @@ fn request_before_a_confirmation_is_looked_up() {
 fn kept_after(end: impl FnOnce(&mut Conversation, LeaseKey)) -> Duration {
     let mut store = Conversation::new();
     let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: Some(Duration::from_secs(2)) };
-    let wish = Wish { hold_time, ..wish("a", Patience::Wait(None)) };
+    let wish = Wish { hold_time, ..wish("a", WaitMode::Wait(None)) };
     let (_, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
     store.pass(Duration::from_secs(1));
     end(&mut store, lease);
@@ -202,7 +202,7 @@ fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {
 fn notice_is_followed_while_a_change_pauses() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
-    let (claim, lease) = store.hold(1, wish("a", Patience::Wait(None)), token);
+    let (claim, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
     store.feed(Event::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200, 400, 250] {
@@ -223,7 +223,7 @@ fn waits_for_two_names() -> Conversation {
     let mut store = Conversation::new();
     let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
     for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
-        store.feed(Event::Acquire { waiter, wish: wish(name, Patience::Wait(None)) });
+        store.feed(Event::Acquire { waiter, wish: wish(name, WaitMode::Wait(None)) });
         store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
         store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     }
@@ -315,7 +315,7 @@ fn longer_queue_is_passed_on_as_fast_as_short_one() {
 #[test]
 fn close_ends_while_a_row_stays_locked() {
     let mut store = Conversation::new();
-    store.hold(1, wish("a", Patience::Wait(None)), FencingToken::new(5).expect("a token"));
+    store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
     store.feed(Event::Close);
     let closes = |action: &Action| matches!(action, Action::Closed { failure: Some(_) });
     for _ in 0..100 {
@@ -338,7 +338,7 @@ fn close_ends_while_a_row_stays_locked() {
 fn waiter_that_never_asked_leaves_without_a_statement() {
     let mut store = Conversation::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Event::Acquire { waiter, wish: wish("a", Patience::Wait(None)) });
+        store.feed(Event::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
     }
     for waiter in (2..=50).map(WaiterId) {
         store.feed(Event::Cancel { waiter });
@@ -355,7 +355,7 @@ fn waiter_that_never_asked_leaves_without_a_statement() {
 fn waiters_behind_a_failed_request_leave_without_a_statement() {
     let mut store = Conversation::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Event::Acquire { waiter, wish: wish("a", Patience::Wait(None)) });
+        store.feed(Event::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
     }
     let (request, _) = store.open.remove(0);
     let error = Error::Unavailable { attempted: "acquire", reason: "cut off".into(), source: None };
@@ -370,8 +370,8 @@ fn waiters_behind_a_failed_request_leave_without_a_statement() {
 #[test]
 fn error_about_one_name_delays_no_other_name() {
     let mut store = Conversation::new();
-    store.hold(1, wish("b", Patience::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", Patience::Wait(None)) });
+    store.hold(1, wish("b", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
     let (request, _) = store.open.remove(0);
     let source = sqlx::Error::Decode("not a number".into());
     let error = Error::Database { attempted: "acquire", source };
@@ -387,7 +387,7 @@ fn error_about_one_name_delays_no_other_name() {
 #[test]
 fn release_without_a_row_reads_it_once() {
     let mut store = Conversation::new();
-    let (_, lease) = store.hold(1, wish("a", Patience::Wait(None)), FencingToken::new(5).expect("a token"));
+    let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
     store.engine.steady_at = START + BEAT;
     store.feed(Event::Release { lease });
     store.answer(|body| matches!(body, Request::Read { .. }), Response::Read(None));
@@ -398,7 +398,7 @@ fn release_without_a_row_reads_it_once() {
 #[test]
 fn export_missed_by_the_store_is_repeated_while_resumed() {
     let mut engine = engine();
-    let wish = wish("a", Patience::Wait(None));
+    let wish = wish("a", WaitMode::Wait(None));
     let (name, owner) = (wish.name.clone(), wish.owner);
     let token = FencingToken::new(5).expect("positive");
     let exported = Exported { id: LeaseId::from_u128(7), token };
@@ -427,11 +427,11 @@ fn export_missed_by_the_store_is_repeated_while_resumed() {
 fn client_that_handed_a_name_over_gets_an_entry_at_once() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
-    let (_, lease) = store.hold(1, wish("a", Patience::Wait(None)), token);
+    let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
     store.feed(Event::Release { lease });
     let granted = Granted { id: LeaseId::from_u128(9), token: FencingToken::new(6).expect("a token") };
     store.answer(|body| matches!(body, Request::Release(_)), Response::Released(Released::ToEntry(granted)));
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", Patience::Wait(None)) });
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
     let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     assert!(store.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", store.open);

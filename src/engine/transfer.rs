@@ -52,7 +52,7 @@ impl Engine {
         }
         let (claim_id, client, holder) = (self.new_id(), self.heartbeat.client, self.holder.clone());
         let state = self.names.entry(wish.name.clone()).or_default();
-        let Wish { name, owner, mode, ttl, is_kept, hold_time, label, patience, .. } = wish;
+        let Wish { name, owner, mode, ttl, is_kept, hold_time, label, wait_mode, .. } = wish;
         let is_alone = mode == Mode::Exclusive;
         let held = state.holdings.iter_mut().find(|h| h.can_be_entered() && h.claim.owner == owner && is_alone);
         if let Some(holding) = held {
@@ -72,7 +72,7 @@ impl Engine {
             reenters: true,
             hold_time,
             since: now,
-            patience,
+            wait_mode,
             state: waiter_state,
             lingers: false,
             may_join: is_alone,

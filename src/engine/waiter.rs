@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::action::{Exported, HoldTime, Patience, Refusal, WaiterId};
+use super::action::{Exported, HoldTime, Refusal, WaitMode, WaiterId};
 use super::heartbeat::Epoch;
 use crate::clock::Moment;
 use crate::protocol::{Claim, Extension, Mode};
@@ -31,7 +31,7 @@ pub(super) struct Waiter {
     pub(super) reenters: bool,
     pub(super) hold_time: HoldTime,
     pub(super) since: Moment,
-    pub(super) patience: Patience,
+    pub(super) wait_mode: WaitMode,
     pub(super) state: WaiterState,
     /// A request about its claim may take effect late.
     pub(super) lingers: bool,
@@ -56,19 +56,19 @@ impl Waiter {
     }
 
     pub(super) fn tries(&self) -> bool {
-        matches!(self.patience, Patience::Try(_))
+        matches!(self.wait_mode, WaitMode::Try(_))
     }
 
     pub(super) fn ends_at(&self) -> Option<Moment> {
-        match self.patience {
-            Patience::Try(until) => Some(until),
-            Patience::Wait(until) => until,
+        match self.wait_mode {
+            WaitMode::Try(until) => Some(until),
+            WaitMode::Wait(until) => until,
         }
     }
 
     /// Puts a try into the queue.
     pub(super) fn begin_to_wait(&mut self) {
-        self.patience = Patience::Wait(self.ends_at());
+        self.wait_mode = WaitMode::Wait(self.ends_at());
     }
 
     /// Whether the owner, if it shares the name, may share it again past waiting entries.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Patience, Refusal, WaiterId, Wish};
+use super::action::{Action, Refusal, WaitMode, WaiterId, Wish};
 use super::holding::Holding;
 use super::name::Name;
 use super::waiter::{Waiter, WaiterState};
@@ -23,8 +23,8 @@ impl Engine {
         }
         let claim_id = self.new_id();
         let client = self.heartbeat.client;
-        let Wish { name, owner, reenters, mode, ttl, is_kept, hold_time, label, patience } = wish;
-        let is_try = matches!(patience, Patience::Try(_));
+        let Wish { name, owner, reenters, mode, ttl, is_kept, hold_time, label, wait_mode } = wish;
+        let is_try = matches!(wait_mode, WaitMode::Try(_));
         // A waiter gets an entry at once, without the request that would be refused.
         let is_wanted = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);
         let state = self.names.entry(name.clone()).or_insert_with(|| Name::new(is_wanted));
@@ -58,7 +58,7 @@ impl Engine {
             reenters,
             hold_time,
             since: now,
-            patience,
+            wait_mode,
             state: WaiterState::New,
             lingers: false,
             // The first waiter's refusal shows the owner.

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::failure::Failure;
-use super::{ANSWER_WITHIN, Answer, Gathered, Open, Queue, Suspicion};
+use super::{ANSWER_WITHIN, Answer, Gathered, Open, Suspicion, TaskQueue};
 use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::clock::{Clock, Moment};
@@ -142,7 +142,7 @@ impl<O: Operation> Pending for Task<O> {
 /// One connection and its task.
 pub(super) struct Worker {
     backend: Arc<dyn Backend>,
-    queue: Arc<Queue>,
+    queue: Arc<TaskQueue>,
     publisher: Arc<Publisher>,
     connection: Option<Connection>,
     /// Whether the last connection was lost.
@@ -153,10 +153,10 @@ pub(super) struct Worker {
     /// Whether the connection may be dead.
     suspicion: watch::Receiver<Suspicion>,
     /// How long the answer to a heartbeat may take; the value may change while it is in flight.
-    patience: Option<watch::Receiver<Duration>>,
+    heartbeat_timeout: Option<watch::Receiver<Duration>>,
     /// The queue of the workers whose connections become suspect when the heartbeat connection is
     /// lost.
-    suspects: Option<Arc<Queue>>,
+    suspects: Option<Arc<TaskQueue>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
     /// How long opening a connection may take at least: longer after each attempt that took too long.
@@ -171,7 +171,7 @@ struct Connection {
 
 impl Worker {
     /// Creates a worker for all operations but heartbeats.
-    pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<Queue>, publisher: Arc<Publisher>) -> Self {
+    pub(super) fn new(backend: Arc<dyn Backend>, queue: Arc<TaskQueue>, publisher: Arc<Publisher>) -> Self {
         let suspicion = queue.suspicion.subscribe();
         Self {
             backend,
@@ -182,23 +182,28 @@ impl Worker {
             sink: None,
             is_listener_lost: false,
             suspicion,
-            patience: None,
+            heartbeat_timeout: None,
             suspects: None,
             backoff: reconnecting(),
             connect_within: Duration::ZERO,
         }
     }
 
-    /// Makes this the worker for heartbeats, which have `patience` for an answer. It receives the
+    /// Makes this the worker for heartbeats, which have `heartbeat_timeout` for an answer. It receives the
     /// notifications of grants by other clients. When it loses its connection, the connections of the
     /// workers of `suspects` become suspect.
     pub(super) fn for_heartbeats(
         self,
         sink: NotificationSink,
-        patience: watch::Receiver<Duration>,
-        suspects: &Arc<Queue>,
+        heartbeat_timeout: watch::Receiver<Duration>,
+        suspects: &Arc<TaskQueue>,
     ) -> Self {
-        Self { sink: Some(sink), patience: Some(patience), suspects: Some(Arc::clone(suspects)), ..self }
+        Self {
+            sink: Some(sink),
+            heartbeat_timeout: Some(heartbeat_timeout),
+            suspects: Some(Arc::clone(suspects)),
+            ..self
+        }
     }
 
     /// Returns the next task. Meanwhile passes notifications on and gives up a suspect connection.
@@ -321,7 +326,8 @@ impl Worker {
         measure::statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_within;
-        answered(within, &mut self.suspicion, self.patience.as_mut(), task.send(&mut *connection.session)).await
+        answered(within, &mut self.suspicion, self.heartbeat_timeout.as_mut(), task.send(&mut *connection.session))
+            .await
     }
 
     /// Makes the other connections of the queue suspect if this connection was silent: the next
@@ -334,9 +340,9 @@ impl Worker {
 
     /// Makes the connections of a queue suspect. Connections to a file are exempt, because a locked
     /// file answers late.
-    fn suspect(&self, queue: &Queue, patience: Duration) {
+    fn suspect(&self, queue: &TaskQueue, unanswered_for: Duration) {
         if !self.backend.is_local() {
-            queue.suspect_connections(patience);
+            queue.suspect_connections(unanswered_for);
         }
     }
 
@@ -365,7 +371,7 @@ impl Worker {
         attempts.may_linger |= failure.may_linger();
         attempts.is_repeated |= had_connection;
         self.drop_broken(&failure);
-        let patience = match fault {
+        let tolerance = match fault {
             Fault::Again | Fault::Blocked => CONFLICT_TOLERANCE,
             Fault::Severed | Fault::Exhausted => OUTAGE_TOLERANCE,
             _ => Duration::ZERO,
@@ -373,7 +379,7 @@ impl Worker {
         // A lost connection says nothing about the next one, which is always tried.
         let tries_another = fault == Fault::Severed && had_connection && !attempts.has_reconnected;
         attempts.has_reconnected |= tries_another;
-        let is_over = attempts.since.elapsed() >= patience && !tries_another;
+        let is_over = attempts.since.elapsed() >= tolerance && !tries_another;
         let pause = if tries_another { Duration::ZERO } else { attempts.backoff.step() };
         let attempted = task.attempted();
         if is_over {
@@ -391,21 +397,21 @@ impl Worker {
 }
 
 /// Waits for the answer of a connection for this time; on a suspect connection, for the time that
-/// the lost heartbeat had; in any case no longer than the current `patience`.
+/// the lost heartbeat had; in any case no longer than the current `heartbeat_timeout`.
 async fn answered<T>(
     within: Duration,
     suspicion: &mut watch::Receiver<Suspicion>,
-    patience: Option<&mut watch::Receiver<Duration>>,
+    heartbeat_timeout: Option<&mut watch::Receiver<Duration>>,
     job: StoreFuture<'_, T>,
 ) -> Result<T, Failure> {
     let sent_at = Instant::now();
     let overdue = async {
-        let (mut within, mut patience) = (within, patience);
+        let (mut within, mut heartbeat_timeout) = (within, heartbeat_timeout);
         loop {
             tokio::select! {
                 () = sleep_until(sent_at + within) => return within,
                 limit = suspected(suspicion) => within = within.min(limit),
-                limit = changed(&mut patience) => within = within.min(limit),
+                limit = changed(&mut heartbeat_timeout) => within = within.min(limit),
             }
         }
     };
@@ -426,17 +432,17 @@ async fn answered<T>(
 /// answer.
 async fn suspected(suspicion: &mut watch::Receiver<Suspicion>) -> Duration {
     match suspicion.changed().await {
-        Ok(()) => suspicion.borrow_and_update().patience,
+        Ok(()) => suspicion.borrow_and_update().unanswered_for,
         Err(_) => std::future::pending().await,
     }
 }
 
-/// Waits until the patience for an answer changes, and returns it.
-async fn changed(patience: &mut Option<&mut watch::Receiver<Duration>>) -> Duration {
-    if let Some(patience) = patience
-        && patience.changed().await.is_ok()
+/// Waits until the time for an answer changes, and returns it.
+async fn changed(heartbeat_timeout: &mut Option<&mut watch::Receiver<Duration>>) -> Duration {
+    if let Some(heartbeat_timeout) = heartbeat_timeout
+        && heartbeat_timeout.changed().await.is_ok()
     {
-        return *patience.borrow_and_update();
+        return *heartbeat_timeout.borrow_and_update();
     }
     std::future::pending().await
 }

@@ -90,8 +90,8 @@ impl Idempotency {
     ) -> Result<Outcome<Claim, Stored>> {
         self.check_transaction(tx)?;
         let mut rival = None;
-        for read_outcome in 0..MAX_READS {
-            if read_outcome > 0 {
+        for attempt in 0..MAX_READS {
+            if attempt > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;

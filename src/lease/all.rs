@@ -22,7 +22,7 @@ use super::run::{first, race, unless_lost, while_held};
 use super::semaphore::Semaphore;
 use crate::backend::Database;
 use crate::client::Client;
-use crate::engine::{Patience, Refusal};
+use crate::engine::{Refusal, WaitMode};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -156,11 +156,11 @@ impl LeaseAllRequest {
     pub async fn acquire(self) -> Result<LeaseAll> {
         let start = Instant::now();
         let now = self.request.client().now();
-        let (patience, limit) = match self.request.lease_options().wait {
-            Some(wait) if wait.is_zero() => (Patience::Try(now + TRY_TIMEOUT), Some(TRY_TIMEOUT)),
-            wait => (Patience::Wait(wait.map(|wait| now + wait)), wait),
+        let (wait_mode, limit) = match self.request.lease_options().wait {
+            Some(wait) if wait.is_zero() => (WaitMode::Try(now + TRY_TIMEOUT), Some(TRY_TIMEOUT)),
+            wait => (WaitMode::Wait(wait.map(|wait| now + wait)), wait),
         };
-        let acquired = self.acquire_in_order(patience, limit, start).await?;
+        let acquired = self.acquire_in_order(wait_mode, limit, start).await?;
         acquired.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
     }
 
@@ -176,8 +176,8 @@ impl LeaseAllRequest {
     /// Dropping the future leaves nothing behind: all leases are released, including leases that
     /// are granted later.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
-        let patience = Patience::Try(self.request.client().now() + TRY_TIMEOUT);
-        Ok(self.acquire_in_order(patience, Some(TRY_TIMEOUT), Instant::now()).await?.ok())
+        let wait_mode = WaitMode::Try(self.request.client().now() + TRY_TIMEOUT);
+        Ok(self.acquire_in_order(wait_mode, Some(TRY_TIMEOUT), Instant::now()).await?.ok())
     }
 
     /// Acquires the leases, runs the work while all of them are held, and releases them, as
@@ -207,7 +207,7 @@ impl LeaseAllRequest {
     /// that was not free.
     async fn acquire_in_order(
         self,
-        patience: Patience,
+        wait_mode: WaitMode,
         limit: Option<Duration>,
         start: Instant,
     ) -> Result<Result<LeaseAll, LockName>> {
@@ -223,7 +223,7 @@ impl LeaseAllRequest {
             let request = request.clone().with_name(&name, mode);
             let answer = {
                 let lost = first(leases.iter().map(Lease::lost));
-                race(std::pin::pin!(request.request(patience)), std::pin::pin!(lost)).await
+                race(std::pin::pin!(request.request(wait_mode)), std::pin::pin!(lost)).await
             };
             let refusal = match answer {
                 Ok(Ok(Ok(lease))) => {
@@ -240,7 +240,7 @@ impl LeaseAllRequest {
             let _ = timeout(left.max(RELEASE_GRACE), LeaseAll { leases }.release()).await;
             return match refusal {
                 Refusal::Held => Ok(Err(name)),
-                Refusal::Timeout if matches!(patience, Patience::Try(_)) => Ok(Err(name)),
+                Refusal::Timeout if matches!(wait_mode, WaitMode::Try(_)) => Ok(Err(name)),
                 refusal => Err(refusal_error(&client, refusal, name, start)),
             };
         }
@@ -394,7 +394,7 @@ impl LeaseAll {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future after its first poll does not stop the release.
+    /// Dropping the future does not stop the release.
     pub async fn release(self) -> Result<()> {
         let releases: Vec<_> = self.leases.into_iter().map(Lease::start_release).collect();
         let mut outcome: Result<()> = Ok(());

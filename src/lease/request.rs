@@ -14,7 +14,7 @@ use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::CENTURY;
 use crate::coordinator::{Acquisition, HeldLease};
-use crate::engine::{Patience, Refusal, Wish};
+use crate::engine::{Refusal, WaitMode, Wish};
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
@@ -178,7 +178,7 @@ impl LeaseRequest {
             }
             wait => wait.map(|wait| self.client.now() + wait),
         };
-        let acquired = self.request(Patience::Wait(deadline)).await?;
+        let acquired = self.request(WaitMode::Wait(deadline)).await?;
         acquired.map_err(|refusal| refusal_error(&self.client, refusal, name, start))
     }
 
@@ -196,7 +196,7 @@ impl LeaseRequest {
     #[doc(alias = "try_lock")]
     pub async fn try_acquire(self) -> Result<Option<Lease>> {
         let start = Instant::now();
-        match self.request(Patience::Try(self.client.now() + TRY_TIMEOUT)).await? {
+        match self.request(WaitMode::Try(self.client.now() + TRY_TIMEOUT)).await? {
             Ok(lease) => Ok(Some(lease)),
             Err(Refusal::Held | Refusal::Timeout) => Ok(None),
             Err(refusal) => Err(refusal_error(&self.client, refusal, LockName::new(self.name)?, start)),
@@ -204,13 +204,13 @@ impl LeaseRequest {
     }
 
     /// Requests the lease from the engine.
-    pub(super) async fn request(&self, patience: Patience) -> Result<Result<Lease, Refusal>> {
+    pub(super) async fn request(&self, wait_mode: WaitMode) -> Result<Result<Lease, Refusal>> {
         let client = &self.client;
-        let wish = self.wish(patience)?;
+        let wish = self.wish(wait_mode)?;
         let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
         let acquisition = client.coordinator.acquire(wish);
-        let answer = match (&self.on_progress, patience) {
-            (Some(callback), Patience::Wait(_)) => wait_reporting(client, &name, acquisition, &**callback).await,
+        let answer = match (&self.on_progress, wait_mode) {
+            (Some(callback), WaitMode::Wait(_)) => wait_reporting(client, &name, acquisition, &**callback).await,
             _ => acquisition.await,
         };
         Ok(answer.map(|held| Lease::new(Arc::clone(client), held, mode, ttl, self.options.hold_time())))
@@ -256,7 +256,7 @@ impl LeaseRequest {
     }
 
     /// Turns the request into a request to the engine.
-    fn wish(&self, patience: Patience) -> Result<Wish> {
+    fn wish(&self, wait_mode: WaitMode) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
         self.options.check(&self.client.settings)?;
         let options = &self.options;
@@ -276,7 +276,7 @@ impl LeaseRequest {
             is_kept: options.renew,
             hold_time: options.hold_time(),
             label: options.label.as_str().into(),
-            patience,
+            wait_mode,
         })
     }
 }

@@ -11,7 +11,7 @@ use super::handle::{Lease, LeaseDetails};
 use super::refusal::refusal_error;
 use super::request::TRY_TIMEOUT;
 use crate::client::Client;
-use crate::engine::{Exported, HoldTime, Patience, Refusal, Wish};
+use crate::engine::{Exported, HoldTime, Refusal, WaitMode, Wish};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -148,7 +148,7 @@ impl Lease {
             is_kept: true,
             hold_time: HoldTime::default(),
             label: "".into(),
-            patience: Patience::Try(client.now() + TRY_TIMEOUT),
+            wait_mode: WaitMode::Try(client.now() + TRY_TIMEOUT),
         };
         let start = Instant::now();
         match client.coordinator.resume(wish, exported).await {

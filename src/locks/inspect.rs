@@ -117,7 +117,7 @@ impl Locks {
     /// After the future was dropped, the eviction may take place. The call can be repeated.
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
-        let eviction = self.client.coordinator.evict(name.clone(), token);
+        let eviction = self.client.coordinator.begin_eviction(name.clone(), token);
         let (response, may_have_ended) = self.until_unlocked(Request::Evict { name: name.clone(), token }).await?;
         match response {
             Response::Evicted(Amended::Done) => {

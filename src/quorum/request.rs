@@ -18,7 +18,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 
 /// How often a try asks again when the votes are split.
-const MAX_ATTEMPTS: u32 = 4;
+const MAX_REPEATS: u32 = 4;
 
 /// A request for a lease on a majority, made with [`Quorum::lease`](crate::quorum::Quorum::lease).
 /// Nothing is sent until one of [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) and
@@ -153,7 +153,7 @@ impl QuorumRequest {
     pub async fn try_acquire(self) -> Result<Option<QuorumLease>> {
         let name = self.check()?;
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(80));
-        let mut tries = 1..=MAX_ATTEMPTS;
+        let mut tries = 1..=MAX_REPEATS;
         loop {
             let last = tries.next().is_none();
             match self.attempt(&name, None).await? {

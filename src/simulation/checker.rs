@@ -61,7 +61,7 @@ pub(super) fn verdict(
 ) -> Result<(), String> {
     let taken_at = end.filter(|(end, _)| *end != End::Released).map(|(_, at)| at);
     match verdict {
-        Verdict::Kept if taken_at.is_some_and(|at| at < asked_at) => {
+        Verdict::Held if taken_at.is_some_and(|at| at < asked_at) => {
             Err(format!("the release of {name}, token {token}, ended with Ok, although it was {end:?}"))
         }
         Verdict::Lost(LossCause::Superseded) if taken_at.is_none() => {

@@ -100,7 +100,7 @@ enum ActorState {
         is_kept: bool,
         since: u64,
         is_try: bool,
-        patient: bool,
+        is_unlimited: bool,
         /// The exported lease that the actor resumes.
         resumes: Option<Exported>,
     },

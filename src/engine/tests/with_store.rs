@@ -18,8 +18,8 @@ impl Client {
         Self { dialogue: Conversation::new(), store: Memory::new(false), transactions: 0 }
     }
 
-    fn acquire(&mut self, waiter: u64, patience: Patience) {
-        self.dialogue.feed(Event::Acquire { waiter: WaiterId(waiter), wish: wish("a", patience) });
+    fn acquire(&mut self, waiter: u64, wait_mode: WaitMode) {
+        self.dialogue.feed(Event::Acquire { waiter: WaiterId(waiter), wish: wish("a", wait_mode) });
     }
 
     /// Answers one request.
@@ -65,8 +65,8 @@ impl Client {
 fn waiter_behind_many_tries_keeps_its_grant() {
     let mut client = Client::new();
     let until = START + Duration::from_secs(60);
-    (1..=33).for_each(|waiter| client.acquire(waiter, Patience::Try(until)));
-    client.acquire(34, Patience::Wait(None));
+    (1..=33).for_each(|waiter| client.acquire(waiter, WaitMode::Try(until)));
+    client.acquire(34, WaitMode::Wait(None));
     client.dialogue.feed(Event::Cancel { waiter: WaiterId(1) });
     for turn in 0.. {
         client.serve(Duration::from_secs(5));
@@ -82,7 +82,7 @@ fn waiter_behind_many_tries_keeps_its_grant() {
 #[test]
 fn waiters_that_have_left_are_forgotten() {
     let mut client = Client::new();
-    let hour = Patience::Wait(Some(START + Duration::from_secs(3_600)));
+    let hour = WaitMode::Wait(Some(START + Duration::from_secs(3_600)));
     client.acquire(1, hour);
     client.acquire(2, hour);
     client.dialogue.feed(Event::Cancel { waiter: WaiterId(2) });
@@ -98,7 +98,7 @@ fn waiters_that_have_left_are_forgotten() {
 #[test]
 fn refused_extension_is_looked_up() {
     let mut client = Client::new();
-    let first = Wish { reenters: true, is_kept: false, ..wish("a", Patience::Wait(None)) };
+    let first = Wish { reenters: true, is_kept: false, ..wish("a", WaitMode::Wait(None)) };
     let again = Wish { is_kept: true, ..first.clone() };
     client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first });
     client.serve(BEAT);
@@ -116,7 +116,7 @@ fn refused_extension_is_looked_up() {
 #[test]
 fn lost_lease_is_withdrawn_soon_whatever_its_ttl() {
     let mut client = Client::new();
-    client.acquire(1, Patience::Wait(None));
+    client.acquire(1, WaitMode::Wait(None));
     client.serve(BEAT);
     let (_, grant) = client.grants().remove(0);
     let name = client.dialogue.engine.names.get_mut(&grant.name).expect("the name");
@@ -132,10 +132,10 @@ fn lost_lease_is_withdrawn_soon_whatever_its_ttl() {
 #[test]
 fn waiters_of_other_owners_do_not_join() {
     let mut client = Client::new();
-    client.acquire(1, Patience::Wait(None));
+    client.acquire(1, WaitMode::Wait(None));
     client.serve(BEAT);
     for waiter in (2..=50).map(WaiterId) {
-        let wish = Wish { reenters: true, ..wish("a", Patience::Wait(None)) };
+        let wish = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
         client.dialogue.feed(Event::Acquire { waiter, wish });
     }
     let join = client.dialogue.open.iter().find(|(_, body)| matches!(body, Request::Join(_)));
@@ -146,7 +146,7 @@ fn waiters_of_other_owners_do_not_join() {
 #[test]
 fn changes_are_answered_in_order() {
     let mut client = Client::new();
-    let first = Wish { reenters: true, ..wish("a", Patience::Wait(None)) };
+    let first = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
     client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first.clone() });
     client.serve(BEAT);
     client.dialogue.feed(Event::Acquire { waiter: WaiterId(2), wish: first });

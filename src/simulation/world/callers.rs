@@ -6,7 +6,7 @@ use super::super::checker::{self, Belief};
 use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent, owner};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
-    Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Patience, Refusal, Verdict, WaiterId, Wish,
+    Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Refusal, Verdict, WaitMode, WaiterId, Wish,
 };
 use crate::error::LossCause;
 use crate::name::LockName;
@@ -69,10 +69,10 @@ impl World {
         let ttl = [1_000, 2_000, 5_000][self.random.below(3) as usize];
         let now = self.clients[client].local(self.now);
         let kind = self.random.below(10);
-        let patience = match kind {
-            0..3 => Patience::Try(now + Duration::from_secs(5)),
-            3 => Patience::Wait(Some(now + Duration::from_millis(self.random.range(20..2_000)))),
-            _ => Patience::Wait(None),
+        let wait_mode = match kind {
+            0..3 => WaitMode::Try(now + Duration::from_secs(5)),
+            3 => WaitMode::Wait(Some(now + Duration::from_millis(self.random.range(20..2_000)))),
+            _ => WaitMode::Wait(None),
         };
         if self.random.permille(self.profile.asks) {
             self.ask(&name);
@@ -92,23 +92,23 @@ impl World {
                 at_most: self.random.permille(100).then(|| Duration::from_millis(1_500)),
             },
             label: "".into(),
-            patience,
+            wait_mode,
         };
         let (is_kept, hold_time) = (wish.is_kept, wish.hold_time);
-        let text = format!("{name} {mode:?} ttl {ttl} {patience:?} kept {is_kept} reenters {reenters} {hold_time:?}");
+        let text = format!("{name} {mode:?} ttl {ttl} {wait_mode:?} kept {is_kept} reenters {reenters} {hold_time:?}");
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
-        let patient = patience == Patience::Wait(None);
+        let is_unlimited = wait_mode == WaitMode::Wait(None);
         let (is_try, since) = (kind < 3, self.now);
         let resumes = None;
         self.actors[actor].state =
-            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, patient, resumes };
+            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, is_unlimited, resumes };
         self.actors[actor].turn += 1;
-        if patient && self.random.permille(200) && self.now < FAULTS_END {
+        if is_unlimited && self.random.permille(200) && self.now < FAULTS_END {
             let (turn, delay) = (self.actors[actor].turn, self.random.below(3 * SECOND));
             self.after(delay, WorldEvent::Actor { actor, turn });
         }
         let life = self.clients[client].life;
-        let may_crowd = self.profile.crowds > 0 && patient && wish.mode == Mode::Exclusive;
+        let may_crowd = self.profile.crowds > 0 && is_unlimited && wish.mode == Mode::Exclusive;
         let crowds = may_crowd && self.random.permille(self.profile.crowds);
         let first = crowds.then(|| self.crowd(client, &wish));
         self.event(client, life, Event::Acquire { waiter, wish });
@@ -122,13 +122,13 @@ impl World {
     /// Lets many callers of a client try a name at once. Returns the first of them.
     fn crowd(&mut self, client: usize, wish: &Wish) -> WaiterId {
         let (first, life) = (self.next_waiter + 1, self.clients[client].life);
-        let patience = Patience::Try(self.clients[client].local(self.now) + Duration::from_secs(5));
+        let wait_mode = WaitMode::Try(self.clients[client].local(self.now) + Duration::from_secs(5));
         for _ in 0..CROWD {
             self.next_waiter += 1;
             let waiter = WaiterId(self.next_waiter);
             self.crowd.insert(waiter);
             let owner = owner(self.random.next());
-            let wish = Wish { owner, reenters: false, patience, ..wish.clone() };
+            let wish = Wish { owner, reenters: false, wait_mode, ..wish.clone() };
             self.event(client, life, Event::Acquire { waiter, wish });
         }
         WaiterId(first)
@@ -217,7 +217,7 @@ impl World {
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is refused without waiting"));
         };
-        let ActorState::Waiting { is_try, patient, resumes, .. } = self.actors[actor].state else {
+        let ActorState::Waiting { is_try, is_unlimited, resumes, .. } = self.actors[actor].state else {
             return;
         };
         let exported_at = resumes.and_then(|exported| self.resumable.remove(&exported.id));
@@ -228,7 +228,7 @@ impl World {
             Refusal::Held if !is_try => {
                 self.violate(format!("client {client}: {waiter:?} waits, and is refused because the name is held"))
             }
-            Refusal::Timeout if patient => {
+            Refusal::Timeout if is_unlimited => {
                 self.violate(format!("client {client}: {waiter:?} would wait for ever, and timed out"))
             }
             Refusal::Failed(_) | Refusal::NoAnswer if self.profile.is_quick() => {
@@ -362,13 +362,13 @@ impl World {
             is_kept: true,
             hold_time: HoldTime::default(),
             label: "".into(),
-            patience: Patience::Try(now + Duration::from_secs(5)),
+            wait_mode: WaitMode::Try(now + Duration::from_secs(5)),
         };
         self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
         let (since, resumes) = (self.now, Some(exported));
-        let (is_kept, is_try, patient) = (false, true, false);
+        let (is_kept, is_try, is_unlimited) = (false, true, false);
         self.actors[actor].state =
-            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, patient, resumes };
+            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, is_unlimited, resumes };
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;
         self.event(client, life, Event::Resume { waiter, wish, exported });
@@ -406,7 +406,7 @@ impl World {
         {
             self.violate(violation);
         }
-        if self.profile.is_quick() && !matches!(verdict, Verdict::Kept | Verdict::Lost(LossCause::Expired)) {
+        if self.profile.is_quick() && !matches!(verdict, Verdict::Held | Verdict::Lost(LossCause::Expired)) {
             self.violate(format!("client {client}: the release of {name} ended with {verdict:?}"));
         }
         self.rest(actor);

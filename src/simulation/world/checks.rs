@@ -59,7 +59,7 @@ impl World {
     pub(super) fn check_idle(&mut self) {
         for name in ["a", "b"] {
             let is_held = self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now);
-            let waits = |actor: &Actor| matches!(&actor.state, ActorState::Waiting { name: n, patient: true, .. } if n.as_str() == name);
+            let waits = |actor: &Actor| matches!(&actor.state, ActorState::Waiting { name: n, is_unlimited: true, .. } if n.as_str() == name);
             let since = self.idle_since.entry(name).or_insert(0);
             if is_held || !self.actors.iter().any(waits) || self.now < FAULTS_END {
                 *since = self.now;
@@ -95,7 +95,7 @@ impl World {
             return;
         }
         let earlier = self.actors.iter().find_map(|actor| match &actor.state {
-            ActorState::Waiting { waiter, name: n, mode: m, since: s, patient: true, .. }
+            ActorState::Waiting { waiter, name: n, mode: m, since: s, is_unlimited: true, .. }
                 if n == name && s + 50 * MILLISECOND < since && (mode == Mode::Exclusive || *m == Mode::Exclusive) =>
             {
                 Some((actor.client, *waiter))

@@ -1,0 +1,185 @@
+//! How holdings end by a release or a withdrawal.
+
+use std::time::Duration;
+
+use super::action::{Action, Failure, NotAmended, Verdict};
+use super::holding::HoldingState;
+use super::waiter::WaiterState;
+use super::{Engine, Granting};
+use crate::clock::Moment;
+use crate::error::LossCause;
+use crate::mutation::{Mutation, is_on};
+use crate::name::LockName;
+use crate::protocol::timing::GRANT;
+use crate::protocol::{LeaseId, Released, Withdrawn};
+use crate::token::FencingToken;
+
+/// How long a closing client repeats a release that meets a row lock, such as a fence's.
+const CLOSES_WITHIN: Duration = Duration::from_secs(3);
+
+impl Engine {
+    pub(super) fn released(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        next: Option<(LeaseId, Duration)>,
+        released: Released,
+        granting: impl Fn(FencingToken, Duration) -> Granting,
+    ) {
+        let gives_up = self.gives_up(now);
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(holding) = state.holding(id) else {
+            // The holding expired meanwhile and is being withdrawn, but the grant to its successor
+            // is valid.
+            match (released, next) {
+                (Released::ToNext(token), Some((next, ttl))) => self.granted(now, name, next, granting(token, ttl)),
+                (Released::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, &granting),
+                _ => {}
+            }
+            return;
+        };
+        let token = holding.token.get();
+        match released {
+            Released::Ended { awaited } => {
+                if awaited {
+                    (state.is_wanted, state.read_at) = (true, Some(now));
+                }
+                self.conclude(now, name, Some(id), Verdict::Held);
+            }
+            Released::ToNext(token) => {
+                self.conclude(now, name, Some(id), Verdict::Held);
+                if let Some((next, ttl)) = next {
+                    self.granted(now, name, next, granting(token, ttl));
+                }
+            }
+            Released::ToEntry(grant) => {
+                state.is_wanted = true;
+                self.conclude(now, name, Some(id), Verdict::Held);
+                self.handed_over(now, name, grant.id, grant.token, &granting);
+            }
+            Released::Awaited if holding.count_ineffective_release() => {
+                self.conclude(now, name, Some(id), Verdict::Failed(Failure::no_effect()));
+            }
+            Released::Awaited => {
+                holding.release_by_transition(next.is_none());
+                state.is_wanted = true;
+            }
+            Released::Locked if gives_up => {
+                let failure = Failure::locked(name);
+                self.conclude(now, name, Some(id), Verdict::Failed(failure));
+            }
+            Released::Locked => {
+                holding.put_off(now);
+                if let HoldingState::Releasing { lease, .. } = &mut holding.state
+                    && let Some(lease) = lease.take()
+                {
+                    self.actions.push(Action::Released { lease, verdict: Verdict::Held });
+                }
+            }
+            // The token was raised by a request whose answer was lost.
+            Released::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
+                holding.token = FencingToken::new(latest).unwrap_or(holding.token);
+                holding.again_at = now;
+            }
+            Released::NotHeld { lost, token: latest } => {
+                let verdict = if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
+                    Verdict::Held
+                } else if !holding.may_have_ended || lost == token {
+                    // No request of this client can have ended the holding.
+                    Verdict::Lost(LossCause::Superseded)
+                } else {
+                    // The store knows only the last of several holdings that were taken away, and
+                    // nothing of a swept name.
+                    Verdict::Unknown
+                };
+                // A store that has missed the grant may still have the waiting entry.
+                state.withdraw(id, now, false);
+                self.conclude(now, name, Some(id), verdict);
+            }
+        }
+    }
+
+    /// Handles a release that granted the name to an entry, perhaps of this client.
+    pub(super) fn handed_over(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        token: FencingToken,
+        granting: &impl Fn(FencingToken, Duration) -> Granting,
+    ) {
+        let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
+            return;
+        };
+        if !waiter.claim.is_kept {
+            waiter.state = WaiterState::Granted(token);
+            return;
+        }
+        let ttl = waiter.claim.ttl.min(GRANT);
+        self.granted(now, name, id, granting(token, ttl));
+    }
+
+    /// Ends a holding that was being released, and reports the verdict to its holder.
+    pub(super) fn conclude(&mut self, now: Moment, name: &LockName, id: Option<LeaseId>, verdict: Verdict) {
+        let (Some(state), Some(id)) = (self.names.get_mut(name), id) else {
+            return;
+        };
+        let Some(i) = state.holdings.iter().position(|holding| holding.id() == id) else {
+            return;
+        };
+        let holding = state.holdings.remove(i);
+        state.ended_at = Some(now);
+        if holding.lingers || matches!(verdict, Verdict::Failed(_)) {
+            state.withdraw(id, now, true);
+        }
+        if let (Verdict::Failed(failure), true) = (&verdict, self.closing_since.is_some()) {
+            self.unreleased = Some(failure.clone());
+        }
+        let last = if let HoldingState::Releasing { lease, .. } = holding.state { lease } else { None };
+        for lease in holding.leaving.into_iter().chain(last) {
+            self.actions.push(Action::Released { lease, verdict: verdict.clone() });
+        }
+        for amending in holding.amendments {
+            let result = Err(NotAmended::Lost(LossCause::Superseded));
+            self.actions.push(Action::Amended { lease: amending.lease, result });
+        }
+    }
+
+    pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {
+        self.refuse_timed_out(now, name, Some(id));
+        let (closes, gives_up) = (self.is_closing(), self.gives_up(now));
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let Some(i) = state.withdrawals.iter().position(|withdrawal| withdrawal.id == id) else {
+            return;
+        };
+        let withdrawal = &mut state.withdrawals[i];
+        // An entry that joins late delays other waiters until it is withdrawn again.
+        withdrawal.put_off(now, GRANT);
+        match withdrawn {
+            Withdrawn::Gone { awaited } => {
+                // A client that closes repeats nothing.
+                if closes || withdrawal.until.is_none_or(|until| until <= now) {
+                    state.withdrawals.remove(i);
+                }
+                state.ended_at = Some(now);
+                if awaited {
+                    state.read_at = Some(now);
+                }
+            }
+            Withdrawn::Locked if gives_up => {
+                state.withdrawals.remove(i);
+            }
+            Withdrawn::Locked => {}
+        }
+    }
+
+    /// Whether the client closes and no longer repeats statements that meet a row lock.
+    pub(super) fn gives_up(&self, now: Moment) -> bool {
+        self.closing_since.is_some_and(|since| since + CLOSES_WITHIN <= now)
+    }
+}
