@@ -216,6 +216,9 @@ fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
     };
     let advice = match cause {
         AccessError::Credentials => "Check the user and the password of the URL.",
+        AccessError::NoDatabase if is_of_sqlite(source) => {
+            "Check the path, and that this user may create files in its directory: SQLite needs some beside the database."
+        }
         AccessError::NoDatabase => "Check the name of the database in the URL, or create it.",
         AccessError::NoRight => "\"sqlock doctor\" names the rights that this user needs.",
         AccessError::Tls => {
@@ -229,6 +232,15 @@ fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
         _ => return format!("{location}: {reason}"),
     };
     format!("{location}: {cause}: {reason}\n{advice}")
+}
+
+fn is_of_sqlite(source: &sqlx::Error) -> bool {
+    #[cfg(feature = "sqlite")]
+    if let sqlx::Error::Database(error) = source {
+        return error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some();
+    }
+    let _ = source;
+    false
 }
 
 /// Returns whether a retry cannot succeed, because the certificate is not accepted.

@@ -10,8 +10,8 @@ use crate::exit::Failure;
 use crate::global::Global;
 #[cfg(feature = "sqlite")]
 use crate::sqlite_file::{
-    check_link, create_parent, create_sidecar, has_leases, has_tables, holds_only_leases, lease_file_options,
-    resolve_path, sidecar_path,
+    check_link, create_parent, create_sidecar, find_file, has_leases, has_tables, holds_only_leases,
+    lease_file_options, sidecar_path,
 };
 #[cfg(feature = "sqlite")]
 use crate::stderr;
@@ -82,8 +82,8 @@ pub async fn open(url: &Url, global: &Global, file_use: FileUse) -> Result<(Pool
                 }
                 (FileUse::Application, None) => {
                     let options: SqliteConnectOptions = url.parse_options()?;
-                    resolve_path(&url.url, options.get_filename())?;
-                    options.create_if_missing(false)
+                    let file = find_file(&options)?;
+                    options.filename(file).create_if_missing(false)
                 }
             };
             let location = options.get_filename().display().to_string();
@@ -112,7 +112,7 @@ async fn choose_lease_file(
     announce: bool,
 ) -> Result<SqliteConnectOptions, Failure> {
     let options: SqliteConnectOptions = url.parse_options()?;
-    let file = resolve_path(&url.url, options.get_filename())?;
+    let file = find_file(&options)?;
     if holds_only_leases(&file) {
         return Ok(lease_file_options(&file, create));
     }

@@ -177,17 +177,43 @@ pub fn holds_only_leases(file: &Path) -> bool {
 /// Returns the path of the sidecar: `app.db-sqlock` for `app.db`.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn sidecar_path(file: &Path) -> PathBuf {
-    let mut sidecar = file.as_os_str().to_owned();
-    sidecar.push(SIDECAR_SUFFIX);
-    sidecar.into()
+    with_suffix(file, SIDECAR_SUFFIX)
 }
 
-/// Returns the canonical path of the SQLite file of a URL: one path for all links to a file.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
-pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
-    if url.contains(":memory:") || url.contains("mode=memory") {
-        return Err(Failure::configuration("no other process sees a database in memory: name a file"));
+fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
+/// Returns the canonical path of the file of a URL. Refuses options with which other processes do
+/// not see the file, or may not be excluded.
+#[cfg(feature = "sqlite")]
+pub fn find_file(options: &SqliteConnectOptions) -> Result<PathBuf, Failure> {
+    use sqlx::ConnectOptions;
+
+    // sqlx shows the options only as a URL. Not every path can be a part of one.
+    let parsed = options.clone().filename("file").to_url_lossy();
+    for (name, value) in parsed.query_pairs() {
+        match (&*name, &*value) {
+            ("mode", "memory") => {
+                return Err(Failure::configuration("no other process sees a database in memory: name a file"));
+            }
+            ("vfs", _) => {
+                return Err(Failure::configuration(
+                    "vfs in the SQLite URL is not supported: files of another VFS may not be locked between processes",
+                ));
+            }
+            _ => {}
+        }
     }
+    resolve_path(options.get_filename())
+}
+
+/// Returns the canonical path of a SQLite file: one path for all links to a file.
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+fn resolve_path(database: &Path) -> Result<PathBuf, Failure> {
     // A link to a missing file is resolved too, because it will lead there once the file exists.
     let mut database = database.to_path_buf();
     for _ in 0..40 {
@@ -216,6 +242,9 @@ pub fn resolve_path(url: &str, database: &Path) -> Result<PathBuf, Failure> {
     if file.is_dir() {
         return Err(Failure::configuration(format!("{} is a directory, not a SQLite file", file.display())));
     }
+    if file.exists() && !file.is_file() {
+        return Err(Failure::configuration(format!("{} is not a regular file: it cannot be locked", file.display())));
+    }
     Ok(file)
 }
 
@@ -235,15 +264,14 @@ mod tests {
     fn resolved_path_is_the_same_through_links() -> Result<(), Failure> {
         let directory = tempfile::tempdir().map_err(|e| Failure::system(e.to_string()))?;
         let file = directory.path().join("app.db");
-        let missing = resolve_path("sqlite://app.db", &file)?;
+        let missing = resolve_path(&file)?;
         std::fs::write(&file, "").map_err(|e| Failure::system(e.to_string()))?;
         let link = directory.path().join("link.db");
         std::os::unix::fs::symlink(&file, &link).map_err(|e| Failure::system(e.to_string()))?;
-        assert_eq!(resolve_path("sqlite://link.db", &link)?, missing);
+        assert_eq!(resolve_path(&link)?, missing);
         std::fs::remove_file(&file).map_err(|e| Failure::system(e.to_string()))?;
-        assert_eq!(resolve_path("sqlite://link.db", &link)?, missing, "a link to a file that is not there yet");
-        assert!(resolve_path("sqlite::memory:", Path::new("file:sqlx-in-memory-0")).is_err());
-        assert!(resolve_path("sqlite://nowhere/app.db", &directory.path().join("nowhere/app.db")).is_err());
+        assert_eq!(resolve_path(&link)?, missing, "a link to a file that is not there yet");
+        assert!(resolve_path(&directory.path().join("nowhere/app.db")).is_err());
         let sidecar = sidecar_path(&missing);
         assert!(sidecar.ends_with("app.db-sqlock"), "{}", sidecar.display());
         assert!(holds_only_leases(&sidecar) && !holds_only_leases(&missing));

@@ -2,12 +2,15 @@
 //! it, else a sidecar. On the other databases, library and command share one database and always
 //! exclude each other.
 
+use rustix::process::geteuid;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use tokio::process::Command;
 
 use crate::DATABASE;
-use crate::support::command::{Ended, bare, end, run};
+use crate::support::command::{Ended, bare, end, program, run};
 use crate::support::{Database, Fresh, LONG, empty, fresh};
 
 /// Runs the command as a user types it, without a choice of the file.
@@ -114,5 +117,49 @@ async fn sidecar_has_the_mode_of_its_database() {
             let sidecar = fs::metadata(format!("{}-sqlock", file(&db))).expect("the sidecar");
             assert_eq!(sidecar.permissions().mode() & 0o777, mode);
         }
+    }
+}
+
+#[tokio::test]
+async fn file_that_excludes_nobody_is_refused() {
+    let db = fresh().await;
+    if DATABASE == Database::Sqlite {
+        let file = file(&db);
+        for url in [
+            format!("sqlite://{file}?vfs=memdb"),
+            format!("sqlite://{file}?mode=rwc&vfs=unix-none"),
+            format!("sqlite://{file}?mode=%6demory"),
+            "sqlite:///dev/null".into(),
+        ] {
+            for option in ["--same-file", "--sidecar", "--quiet"] {
+                let ended = end(bare(&["-D", &url, option, "run", "job", "--", "echo", "it ran"])).await.expect(78);
+                assert_eq!(ended.stdout, "", "{url}");
+            }
+        }
+    }
+    command(&db, &["run", "job", "--", "true"]).await.expect(0);
+}
+
+#[tokio::test]
+async fn directory_without_write_permission_is_named() {
+    let db = empty().await;
+    if DATABASE == Database::Sqlite {
+        fs::write(file(&db), "").expect("a file");
+        let directory = Path::new(file(&db)).parent().expect("a directory");
+        let set_mode = |mode| fs::set_permissions(directory, fs::Permissions::from_mode(mode)).expect("it is ours");
+        set_mode(0o555);
+        let mut command = Command::new("setpriv");
+        if geteuid().is_root() {
+            // Without its capabilities, root needs the permission, too.
+            command.args(["--bounding-set=-all", "--inh-caps=-all"]);
+        }
+        command.args(["--", program(), "-D", &db.url, "run", "job", "--", "echo", "it ran"]);
+        let ended = end(command).await;
+        set_mode(0o755);
+        let ended = ended.expect(78);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains("may create files in its directory"), "{}", ended.stderr);
+    } else {
+        command(&db, &["run", "job", "--", "true"]).await.expect(0);
     }
 }
