@@ -90,7 +90,7 @@ impl LeaseArgs {
     /// has said so.
     ///
     /// With --timeout, the wait includes outages until the time has run out. Without, `outages`
-    /// limits the wait for a database that was reachable before.
+    /// limits the wait for a database that was reachable before. The wait counts from `start`.
     ///
     /// The caller shuts the client down in any case: this leaves the queue, and releases a lease
     /// that was granted at the last moment.
@@ -100,14 +100,14 @@ impl LeaseArgs {
         request: LeaseRequest,
         signals: &mut Signals,
         outages: OutageLimit,
+        start: Instant,
     ) -> Result<Option<Lease>, Failure> {
         let wait_limit = if self.nonblock { Some(Duration::ZERO) } else { self.timeout };
         let reached = Cell::new((outages == OutageLimit::Unlimited).then(Instant::now));
         let progress = Progress::default();
-        let start = Instant::now();
         let request = if stderr::is_quiet() { request } else { request.while_waiting(progress.callback()) };
         let outcome = tokio::select! {
-            outcome = self.wait_for_lease(db, request, wait_limit, outages, &reached) => outcome,
+            outcome = self.wait_for_lease(db, request, wait_limit, outages, &reached, start) => outcome,
             () = report_holders(db, &self.name, &reached, &progress), if wait_limit.is_none_or(|limit| !limit.is_zero()) => Ok(None),
             signal = signals.next_termination() => Err(Failure::interrupted(signal)),
         };
@@ -144,8 +144,8 @@ impl LeaseArgs {
         wait_limit: Option<Duration>,
         outages: OutageLimit,
         reached: &Cell<Option<Instant>>,
+        start: Instant,
     ) -> Result<Option<Lease>, Failure> {
-        let start = Instant::now();
         let left = || wait_limit.map(|wait_limit| wait_limit.saturating_sub(start.elapsed()));
         let mut outage = Outage::default();
         loop {

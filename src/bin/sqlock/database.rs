@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::exit::{self, Failure};
 use crate::global::Global;
-use crate::pool::{self, FileUse, Pool};
+use crate::pool::{self, FileRole, FileUse, LeaseFilter, Pool};
 use crate::stderr;
 use crate::url::{Kind, Url};
 
@@ -18,6 +18,9 @@ pub struct Database {
     pub pool: Pool,
     /// The location, for messages.
     pub location: String,
+    /// Whether a lease that is granted here counts.
+    pub role: FileRole,
+    url: Url,
     may_migrate: bool,
     /// The file, on SQLite.
     file: Option<PathBuf>,
@@ -26,13 +29,13 @@ pub struct Database {
 impl Database {
     /// Opens the database that the command line, the environment or `.env` names. Sends nothing to
     /// a server.
-    pub async fn open(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, FileUse::Leases { create: true, announce: true }).await
+    pub async fn open(global: &Global, filter: LeaseFilter<'_>) -> Result<Self, Failure> {
+        Self::open_with(global, FileUse::Leases { create: true, announce: true, filter }).await
     }
 
     /// Opens the database without creating a missing SQLite file.
-    pub async fn open_existing(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, FileUse::Leases { create: false, announce: true }).await
+    pub async fn open_existing(global: &Global, filter: LeaseFilter<'_>) -> Result<Self, Failure> {
+        Self::open_with(global, FileUse::Leases { create: false, announce: true, filter }).await
     }
 
     /// Opens the application's own database without creating a missing SQLite file.
@@ -42,23 +45,36 @@ impl Database {
 
     /// Opens each of several independent databases. `create`: a missing SQLite file. Sends nothing
     /// to a server.
-    pub async fn open_each(global: &Global, create: bool) -> Result<Vec<Self>, Failure> {
+    pub async fn open_each(global: &Global, create: bool, filter: LeaseFilter<'_>) -> Result<Vec<Self>, Failure> {
         let mut all = Vec::new();
         let urls = Url::find_several(global)?.split()?;
         exit::set_location(&format!("a majority of {} databases", urls.len()));
         for url in urls {
-            all.push(Self::open_at(url, global, FileUse::Leases { create, announce: true }).await?);
+            all.push(Self::open_at(url, global, FileUse::Leases { create, announce: true, filter }).await?);
         }
         Ok(all)
     }
 
-    async fn open_with(global: &Global, file_use: FileUse) -> Result<Self, Failure> {
-        Self::open_at(Url::find(global)?, global, file_use).await
+    async fn open_with(global: &Global, file_use: FileUse<'_>) -> Result<Self, Failure> {
+        let db = Self::open_at(Url::find(global)?, global, file_use).await?;
+        exit::set_location(&db.location);
+        Ok(db)
     }
 
-    async fn open_at(url: Url, global: &Global, file_use: FileUse) -> Result<Self, Failure> {
+    /// Opens the file in which a lease belongs that was granted here. `None`: the lease counts here.
+    pub async fn open_next(&self, global: &Global, name: &str) -> Result<Option<Self>, Failure> {
+        let file_use = match self.role {
+            FileRole::Final => return Ok(None),
+            FileRole::Provisional => FileUse::Leases { create: true, announce: false, filter: LeaseFilter::Name(name) },
+            FileRole::Draining => FileUse::Application,
+        };
+        let next = Self::open_at(self.url.clone(), global, file_use).await?;
+        Ok((next.role != FileRole::Provisional).then_some(next))
+    }
+
+    async fn open_at(url: Url, global: &Global, file_use: FileUse<'_>) -> Result<Self, Failure> {
         let urls = LocksBuilder::split_urls(&url.url);
-        let (pool, mut location) = pool::open(&url, global, file_use).await?;
+        let (pool, mut location, role) = pool::open(&url, global, file_use).await?;
         let file = (url.kind() == Kind::Sqlite).then(|| PathBuf::from(&location));
         let locks = if urls.len() > 1 {
             location.push_str(&format!(", or {} more", urls.len() - 1));
@@ -70,8 +86,7 @@ impl Database {
             pool.locks()
         };
         let location = stderr::escape_line(&location);
-        exit::set_location(&location);
-        Ok(Self { locks, pool, location, may_migrate: !global.no_migrate, file })
+        Ok(Self { locks, pool, location, role, url, may_migrate: !global.no_migrate, file })
     }
 
     /// Shuts the client down, in a bounded time if the database does not answer.

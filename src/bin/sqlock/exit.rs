@@ -3,7 +3,7 @@
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use clap::error::ErrorKind as UsageError;
@@ -66,10 +66,11 @@ impl Failure {
 }
 
 /// The location of the database, for messages.
-static LOCATION: OnceLock<String> = OnceLock::new();
+static LOCATION: RwLock<Option<String>> = RwLock::new(None);
 
-fn location() -> &'static str {
-    LOCATION.get().map_or("the database", String::as_str)
+fn location() -> String {
+    let location = LOCATION.read().unwrap_or_else(PoisonError::into_inner);
+    location.clone().unwrap_or_else(|| "the database".into())
 }
 
 /// Returns the message that the database cannot be reached, with its location.
@@ -79,7 +80,7 @@ pub fn describe_unreachable() -> String {
 
 /// Sets the location of the database that messages name.
 pub fn set_location(location: &str) {
-    let _ = LOCATION.set(location.to_owned());
+    *LOCATION.write().unwrap_or_else(PoisonError::into_inner) = Some(location.to_owned());
 }
 
 /// Returns the exit code of a shell for a command that the signal with this number killed.

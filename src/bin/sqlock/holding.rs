@@ -10,6 +10,7 @@ use crate::exit::{self, Failure};
 use crate::global::Global;
 use crate::majority::Majority;
 use crate::parse::parse_token;
+use crate::pool::LeaseFilter;
 use crate::stderr::quote;
 
 /// The options that name a holding.
@@ -26,6 +27,12 @@ pub struct HoldingArgs {
     pub quorum: bool,
 }
 
+impl HoldingArgs {
+    pub fn filter(&self) -> LeaseFilter<'_> {
+        LeaseFilter::Holding(&self.name, self.token)
+    }
+}
+
 /// Ends a holding and returns the remaining holders. Fails with 79 if the token does not hold the
 /// name.
 pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
@@ -33,7 +40,7 @@ pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseIn
     if *quorum {
         return evict_from_majority(global, holding).await;
     }
-    let db = Database::open_existing(global).await?;
+    let db = Database::open_existing(global, holding.filter()).await?;
     let ended = db.read(async || db.locks.evict(name, *token).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;
@@ -43,7 +50,7 @@ pub async fn evict(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseIn
 
 /// Ends a holding on a majority of databases. It leaves no holders.
 async fn evict_from_majority(global: &Global, holding: &HoldingArgs) -> Result<Vec<LeaseInfo>, Failure> {
-    let majority = Majority::open_existing(global).await?;
+    let majority = Majority::open_existing(global, LeaseFilter::Name(&holding.name)).await?;
     let ended = majority.quorum.evict(&holding.name, holding.token).await;
     majority.shutdown().await;
     if ended? { Ok(Vec::new()) } else { Err(not_held_by_majority_failure(holding)) }

@@ -46,6 +46,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/idem/describe - records as text and JSON
 //   holding - ends a holding
 //   majority - leases on a majority of databases
+//   relocation - takes a lease in the SQLite file in which it counts
 //   acquisition - takes a lease
 //   describe holders lease - leases as text and JSON, on several databases, and in one type
 //   database - the client of a database
@@ -91,6 +92,7 @@ mod migrations;
 mod parse;
 mod pool;
 mod process_list;
+mod relocation;
 mod signals;
 mod sqlite_file;
 mod stderr;

@@ -20,6 +20,7 @@ use crate::environment;
 use crate::exit::{self, Failure};
 use crate::global::Global;
 use crate::holders;
+use crate::pool::LeaseFilter;
 use crate::stderr::{self, quote};
 
 /// The result of inspecting a database: its description, and the holder.
@@ -47,19 +48,19 @@ pub struct Majority {
 }
 
 impl Majority {
-    /// Opens the databases that the command line or the environment names, to take leases. Sends
-    /// nothing to a server.
-    pub async fn open(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, true).await
+    /// Opens the databases that the command line or the environment names, to take a lease on a
+    /// name. Sends nothing to a server.
+    pub async fn open(global: &Global, name: &str) -> Result<Self, Failure> {
+        Self::open_with(global, true, LeaseFilter::Name(name)).await
     }
 
     /// Opens the databases without creating missing SQLite files.
-    pub async fn open_existing(global: &Global) -> Result<Self, Failure> {
-        Self::open_with(global, false).await
+    pub async fn open_existing(global: &Global, filter: LeaseFilter<'_>) -> Result<Self, Failure> {
+        Self::open_with(global, false, filter).await
     }
 
-    async fn open_with(global: &Global, create: bool) -> Result<Self, Failure> {
-        let databases: Vec<_> = Database::open_each(global, create).await?.into_iter().map(Arc::new).collect();
+    async fn open_with(global: &Global, create: bool, filter: LeaseFilter<'_>) -> Result<Self, Failure> {
+        let databases: Vec<_> = Database::open_each(global, create, filter).await?.into_iter().map(Arc::new).collect();
         let quorum = Quorum::new(databases.iter().map(|db| db.locks.clone()));
         Ok(Self { databases, quorum })
     }
@@ -151,7 +152,14 @@ impl Majority {
     ///
     /// With --timeout, the wait includes outages until the time has run out. Without, it lasts
     /// through outages shorter than the TTL, unless no majority could be reached at first.
-    pub async fn acquire(&self, args: &LeaseArgs, options: LeaseOptions) -> Result<Option<QuorumLease>, Failure> {
+    ///
+    /// Fails if the lease does not count on one of the databases, by the role of its file.
+    pub async fn acquire(
+        &self,
+        global: &Global,
+        args: &LeaseArgs,
+        options: LeaseOptions,
+    ) -> Result<Option<QuorumLease>, Failure> {
         let name = LockName::new(args.name.as_str())?;
         let start = Instant::now();
         let was_reachable = inspect_majority(args, &self.databases).await?;
@@ -161,7 +169,10 @@ impl Majority {
             never = self.report_holders(&name), if !args.nonblock => match never {},
         };
         let within = match (&acquired, args.timeout) {
-            (Ok(Some(_)), _) => return Ok(acquired?),
+            (Ok(Some(lease)), _) => {
+                self.check_files(global, lease).await?;
+                return Ok(acquired?);
+            }
             (Ok(None), _) => String::new(),
             (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
             _ => return Ok(acquired?),
@@ -169,6 +180,23 @@ impl Majority {
         let name = quote(name.as_str());
         stderr::print_note(&format!("{name} not obtained{within}: another process held or requested it"));
         Ok(None)
+    }
+
+    /// Ends the lease and fails if it does not count on one of the databases.
+    async fn check_files(&self, global: &Global, lease: &QuorumLease) -> Result<(), Failure> {
+        let name = lease.name().as_str();
+        for (node, db) in self.databases.iter().enumerate() {
+            if db.open_next(global, name).await?.is_some() {
+                self.quorum.evict(name, lease.token()).await?;
+                let (node, name) = (self.describe(node), quote(name));
+                let message = format!(
+                    "{name} not obtained: a lease in {node} does not count, because the application's file has the sqlock \
+                     tables: start again"
+                );
+                return Err(Failure::new(exit::NOT_OBTAINED, message));
+            }
+        }
+        Ok(())
     }
 
     /// Acquires until the lease is granted or refused, or an outage has lasted for too long.

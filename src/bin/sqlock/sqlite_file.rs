@@ -5,11 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[cfg(feature = "sqlite")]
+use sqlock::inspect::LeaseInfo;
+#[cfg(feature = "sqlite")]
 use sqlock::{Error, Locks};
 #[cfg(feature = "sqlite")]
 use sqlx::sqlite::SqliteConnectOptions;
 
 use crate::exit::Failure;
+#[cfg(feature = "sqlite")]
+use crate::stderr;
 
 /// The name of the embedded database, which is used when no database is named, and of other files
 /// with leases only.
@@ -64,6 +68,10 @@ pub fn lease_file_options(file: &Path, create: bool) -> SqliteConnectOptions {
 #[cfg(feature = "sqlite")]
 const INSPECT_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// How long to wait for a process that recovers or removes a write-ahead log.
+#[cfg(feature = "sqlite")]
+const WAL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Returns whether a SQLite file has sqlock's tables.
 #[cfg(feature = "sqlite")]
 pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<bool, Failure> {
@@ -81,22 +89,25 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     };
     let options = options.clone().filename(file).create_if_missing(false).busy_timeout(INSPECT_TIMEOUT);
     let looked = match look(options.clone()).await {
-        // Another process excludes readers, which is possible without WAL. In that case all
-        // committed tables are in the file itself.
-        Err(sqlx::Error::Database(error)) if is_busy(&*error) => look(options.read_only(true).immutable(true)).await,
+        // Another process excludes readers. With WAL, it does so for a moment: when it recovers or
+        // removes the log, in which the tables may be. Without, all committed tables are in the file
+        // itself.
+        Err(sqlx::Error::Database(error)) if is_busy(&*error) => match with_suffix(file, "-wal").exists() {
+            true => look(options.busy_timeout(WAL_TIMEOUT)).await,
+            false => look(options.read_only(true).immutable(true)).await,
+        },
         looked => looked,
     };
-    looked.map_err(|error: sqlx::Error| {
-        let failure = Failure::from(Error::from(error));
-        Failure::new(
-            failure.code,
-            format!(
-                "cannot look for the sqlock tables in {} (--sidecar and --same-file choose without looking): {}",
-                file.display(),
-                failure.message
-            ),
-        )
-    })
+    looked.map_err(|error: sqlx::Error| describe_failed_look("tables", file, error.into()))
+}
+
+#[cfg(feature = "sqlite")]
+fn describe_failed_look(what: &str, file: &Path, error: Error) -> Failure {
+    let (file, reason) = (file.display(), stderr::escape_line(&error.report().to_string()));
+    let message = format!(
+        "cannot look for the sqlock {what} in {file} (--sidecar and --same-file choose without looking): {reason}"
+    );
+    Failure::new(Failure::from(error).code, message)
 }
 
 /// Returns whether another process excludes this one, by SQLITE_BUSY or an extended code of it, whose
@@ -107,17 +118,21 @@ pub fn is_busy(error: &dyn sqlx::error::DatabaseError) -> bool {
     error.code().and_then(|code| code.parse::<u32>().ok()).is_some_and(|code| code & 0xff == BUSY)
 }
 
-/// Returns whether a name is held in a sidecar. A sidecar that cannot be read has none.
+/// Lists the leases in a sidecar on names that begin with `prefix`. A sidecar that is missing or has
+/// no tables has none.
 #[cfg(feature = "sqlite")]
-pub async fn has_leases(sidecar: &Path) -> bool {
+pub async fn list_leases(sidecar: &Path, prefix: &str) -> Result<Vec<LeaseInfo>, Failure> {
     if !sidecar.exists() {
-        return false;
+        return Ok(Vec::new());
     }
     let pool = sqlx::SqlitePool::connect_lazy_with(lease_file_options(sidecar, false));
     let locks = Locks::new(pool);
-    let held = locks.list("").await.is_ok_and(|held| !held.is_empty());
+    let listed = locks.list(prefix).await;
     let _ = locks.shutdown().await;
-    held
+    match listed {
+        Err(Error::NotMigrated { .. }) => Ok(Vec::new()),
+        listed => listed.map_err(|error| describe_failed_look("leases", sidecar, error)),
+    }
 }
 
 /// Creates a sidecar with the owner and mode of the database. SQLite gives its other files the same

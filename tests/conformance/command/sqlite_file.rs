@@ -2,20 +2,40 @@
 //! it, else a sidecar. On the other databases, library and command share one database and always
 //! exclude each other.
 
-use rustix::process::geteuid;
+use rustix::process::{Signal, geteuid};
 use serde_json::Value;
+use sqlock::Locks;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tokio::process::Command;
 
+use super::quorum::{LeaseFile, fresh_for_the_command};
 use crate::DATABASE;
-use crate::support::command::{Ended, bare, end, program, run};
-use crate::support::{Database, Fresh, LONG, empty, fresh};
+use crate::support::command::{Ended, Running, bare, end, program, run};
+use crate::support::{Database, Fresh, LONG, empty, fresh, until_waiters};
 
 /// Runs the command as a user types it, without a choice of the file.
 async fn command(db: &Fresh, arguments: &[&str]) -> Ended {
     end(bare(&[&["-D", &db.url], arguments].concat())).await
+}
+
+/// Starts the command as a user types it.
+fn start(db: &Fresh, arguments: &[&str]) -> Running {
+    Running::start(bare(&[&["-D", &db.url], arguments].concat()))
+}
+
+/// Acquires a name for long, and returns the token.
+async fn acquire(db: &Fresh, name: &str) -> String {
+    let acquired = command(db, &["acquire", name, "--ttl", "10m"]).await.expect(0).stdout;
+    serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string()
+}
+
+/// Creates the tables in the application's own file, as its library does.
+async fn migrated(db: &Fresh) -> Locks {
+    let locks = db.locks().await;
+    locks.migrate().await.expect("migrate");
+    locks
 }
 
 /// The path of a SQLite file.
@@ -117,6 +137,157 @@ async fn sidecar_has_the_mode_of_its_database() {
             let sidecar = fs::metadata(format!("{}-sqlock", file(&db))).expect("the sidecar");
             assert_eq!(sidecar.permissions().mode() & 0o777, mode);
         }
+    }
+}
+
+/// A waiter whose name the library holds meanwhile, in the file that has the tables since.
+#[tokio::test]
+async fn waiter_follows_when_the_file_gets_tables() {
+    let waiters: [&[&str]; 5] = [
+        &["run", "job", "--", "true"],
+        &["run", "--hold-at-least", "10m", "job", "--", "true"],
+        &["run", "--shared", "job", "--", "true"],
+        &["run", "--permits", "2", "job", "--", "true"],
+        &["acquire", "job"],
+    ];
+    for waiter in waiters {
+        let db = empty().await;
+        let token = acquire(&db, "job").await;
+        let mut waiter = start(&db, waiter);
+        until_waiters(&db.of_the_command().locks().await, "job", 1).await;
+        let locks = migrated(&db).await;
+        if DATABASE == Database::Sqlite {
+            let lease = locks.lease("job").ttl(LONG).try_acquire().await.expect("try").expect("free");
+            command(&db, &["release", "job", "--token", &token]).await.expect(0);
+            waiter.says("test.db has the sqlock tables").await;
+            until_waiters(&locks, "job", 1).await;
+            lease.release().await.expect("release");
+        } else {
+            command(&db, &["release", "job", "--token", &token]).await.expect(0);
+        }
+        waiter.end().await.expect(0);
+    }
+}
+
+#[tokio::test]
+async fn timeout_counts_from_the_first_wait() {
+    let db = empty().await;
+    let token = acquire(&db, "job").await;
+    let waiter = start(&db, &["run", "-w", "5", "job", "--", "echo", "it ran"]);
+    until_waiters(&db.of_the_command().locks().await, "job", 1).await;
+    if DATABASE == Database::Sqlite {
+        let _lease = migrated(&db).await.lease("job").ttl(LONG).try_acquire().await.expect("try").expect("free");
+        command(&db, &["release", "job", "--token", &token]).await.expect(0);
+        assert_eq!(waiter.end().await.expect(75).stdout, "");
+    } else {
+        assert_eq!(waiter.end().await.expect(75).stdout, "");
+    }
+}
+
+/// A command that held the name before the tables were there acquires it again.
+#[tokio::test]
+async fn candidate_follows_when_the_file_gets_tables() {
+    let db = empty().await;
+    let elect =
+        ["run", "--elect", "--ttl", "6", "--kill-after", "2", "job", "--", "sh", "-c", "echo up; exec sleep 1000"];
+    let mut candidate = start(&db, &elect);
+    candidate.prints("up").await;
+    let locks = migrated(&db).await;
+    let held = db.of_the_command().locks().await.inspect("job").await.expect("inspect").expect("held");
+    let unlock = ["unlock", "job", "--token", &held.token.to_string()];
+    if DATABASE == Database::Sqlite {
+        let lease = locks.lease("job").ttl(LONG).try_acquire().await.expect("try").expect("free");
+        command(&db, &unlock).await.expect(0);
+        candidate.says("test.db has the sqlock tables").await;
+        until_waiters(&locks, "job", 1).await;
+        lease.release().await.expect("release");
+    } else {
+        command(&db, &unlock).await.expect(0);
+    }
+    candidate.prints("up").await;
+    candidate.signal(Signal::TERM);
+    candidate.end().await.expect(143);
+}
+
+/// Waiters for a majority have no place in a queue that they could keep.
+#[tokio::test]
+async fn waiter_for_majority_ends_when_a_file_gets_tables() {
+    let (db, two) = (fresh_for_the_command().await, LeaseFile::with_tables().await);
+    let both = Fresh::at(format!("{},{}", db.url, two.url));
+    let acquired = command(&both, &["acquire", "--quorum", "job", "--ttl", "10m"]).await.expect(0).stdout;
+    let token = serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string();
+    let mut waiter = start(&both, &["run", "--quorum", "job", "--", "echo", "it ran"]);
+    waiter.says("waiting for").await;
+    migrated(&db).await;
+    command(&both, &["release", "--quorum", "job", "--token", &token]).await.expect(0);
+    if DATABASE == Database::Sqlite {
+        let ended = waiter.end().await.expect(75);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains("start again"), "{}", ended.stderr);
+    } else {
+        assert_eq!(waiter.end().await.expect(0).stdout, "it ran\n");
+    }
+}
+
+/// The sidecar is used for the names that are held there, not for others, which the library may hold.
+#[tokio::test]
+async fn other_name_in_the_sidecar_changes_nothing() {
+    let db = empty().await;
+    let other = acquire(&db, "other").await;
+    let lease = migrated(&db).await.lease("job").ttl(LONG).acquire().await.expect("acquire");
+    command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(75);
+    lease.release().await.expect("release");
+    let token = acquire(&db, "job").await;
+    assert!(db.locks().await.lease("job").try_acquire().await.expect("try").is_none());
+    command(&db, &["release", "job", "--token", &token]).await.expect(0);
+    command(&db, &["release", "other", "--token", &other]).await.expect(0);
+}
+
+#[tokio::test]
+async fn nested_run_enters_after_the_file_gets_tables() {
+    let db = empty().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let go = directory.path().join("go");
+    let script = format!(
+        "echo up; until [ -e '{}' ]; do sleep 0.05; done; exec '{}' -D '{}' run -n job -- echo nested",
+        go.display(),
+        program(),
+        db.url
+    );
+    let mut outer = start(&db, &["run", "job", "--", "sh", "-c", &script]);
+    outer.prints("up").await;
+    migrated(&db).await;
+    fs::write(&go, "").expect("the directory is ours");
+    assert_eq!(outer.end().await.expect(0).stdout, "up\nnested\n");
+}
+
+#[tokio::test]
+async fn unreadable_sidecar_is_not_taken_for_empty() {
+    let db = fresh().await;
+    if DATABASE == Database::Sqlite {
+        let sidecar = format!("{}-sqlock", file(&db));
+        fs::write(&sidecar, "").expect("the directory is ours");
+        command(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+        fs::write(&sidecar, "no database, but long enough for a header ".repeat(100)).expect("the directory is ours");
+        let ended = command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(78);
+        assert_eq!(ended.stdout, "");
+        assert!(ended.stderr.contains("test.db-sqlock"), "{}", ended.stderr);
+    }
+    command(&db, &["--same-file", "run", "-n", "job", "--", "true"]).await.expect(0);
+}
+
+/// The log of a file may have the tables, although the file has none.
+#[tokio::test]
+async fn file_locked_with_its_log_is_not_taken_for_empty() {
+    let db = empty().await;
+    if DATABASE == Database::Sqlite {
+        let pool = db.pool_of(1).await;
+        let lock = "PRAGMA journal_mode = WAL; PRAGMA locking_mode = EXCLUSIVE; CREATE TABLE sqlock_lease (name TEXT)";
+        sqlx::raw_sql(lock).execute(&pool).await.expect("a writer");
+        let ended = command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(78);
+        assert_eq!(ended.stdout, "");
+    } else {
+        command(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
     }
 }
 

@@ -13,6 +13,8 @@ use crate::describe;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::majority::Majority;
+use crate::pool::LeaseFilter;
+use crate::relocation;
 use crate::signals::Signals;
 use crate::stderr::quote;
 use crate::stdout;
@@ -38,9 +40,10 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if args.quorum {
         return acquire_majority(global, &args.lease, &mut signals).await;
     }
-    let db = Database::open(global).await?;
-    let request = args.lease.request(&db)?.options(args.lease.options().renew(false));
-    let outcome = match args.lease.acquire(&db, request, &mut signals, OutageLimit::Ttl).await {
+    let mut db = Database::open(global, LeaseFilter::Name(&args.lease.name)).await?;
+    let options = args.lease.options().renew(false);
+    let acquired = relocation::acquire(global, &mut db, &args.lease, options, &mut signals, OutageLimit::Ttl).await;
+    let outcome = match acquired {
         Ok(Some(lease)) => print_and_keep(&db, lease).await,
         Ok(None) => Ok(args.lease.exit_code_on_conflict()),
         Err(failure) => Err(failure),
@@ -73,9 +76,9 @@ async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
 }
 
 async fn acquire_majority(global: &Global, args: &LeaseArgs, signals: &mut Signals) -> Outcome {
-    let majority = Majority::open(global).await?;
+    let majority = Majority::open(global, &args.name).await?;
     let outcome = tokio::select! {
-        outcome = majority.acquire(args, args.options().renew(false)) => outcome,
+        outcome = majority.acquire(global, args, args.options().renew(false)) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {

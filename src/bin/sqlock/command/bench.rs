@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use crate::database::Database;
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
-use crate::pool::Pool;
+use crate::pool::{LeaseFilter, Pool};
 use crate::signals::Signals;
 use crate::{duration, stderr, stdout};
 
@@ -46,7 +46,7 @@ struct Measurement {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let mut signals = Signals::listen()?;
-    let db = Database::open(global).await?;
+    let db = Database::open(global, LeaseFilter::All).await?;
     let bench =
         Bench { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
     // Creates the tables if they are missing, and the row that the bare write changes.

@@ -9,6 +9,7 @@ use crate::exit::Outcome;
 use crate::global::Global;
 use crate::holding::{HoldingArgs, not_held_by_majority_failure, not_held_failure};
 use crate::majority::Majority;
+use crate::pool::LeaseFilter;
 use crate::{describe, duration, stdout};
 
 /// Prolong a lease from "sqlock acquire".
@@ -33,7 +34,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if *quorum {
         return renew_majority(global, &args).await;
     }
-    let db = Database::open_existing(global).await?;
+    let db = Database::open_existing(global, args.holding.filter()).await?;
     let extended = db.read(async || db.locks.extend(name, *token, args.ttl).await).await?;
     let holders = db.read(async || db.locks.holders(name).await).await?;
     let _ = db.locks.shutdown().await;
@@ -48,7 +49,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 async fn renew_majority(global: &Global, args: &Arguments) -> Outcome {
     let HoldingArgs { name, token, .. } = &args.holding;
-    let majority = Majority::open_existing(global).await?;
+    let majority = Majority::open_existing(global, LeaseFilter::Name(name)).await?;
     let start = Instant::now();
     let extended = majority.quorum.extend(name, *token, args.ttl).await;
     // One percent less, as for every holder, because the clocks of the servers may run faster.

@@ -20,6 +20,8 @@ use crate::database::Database;
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
 use crate::lease::HeldLease;
+use crate::pool::LeaseFilter;
+use crate::relocation;
 use crate::signals::Signals;
 use crate::stderr;
 use arguments::Arguments;
@@ -32,10 +34,10 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if args.quorum {
         return quorum::run(global, &args, &mut signals, &mut reaper).await;
     }
-    let db = Database::open(global).await?;
+    let mut db = Database::open(global, LeaseFilter::Name(&args.lease.name)).await?;
     let mut outages = OutageLimit::Ttl;
     let outcome = loop {
-        match hold_lease(&args, &db, &mut signals, &mut reaper, outages).await {
+        match hold_lease(global, &args, &mut db, &mut signals, &mut reaper, outages).await {
             Ok(Completion { stopped: Some(reason), is_interrupted: false, .. }) if args.elect => {
                 stderr::print_warning(&format!("{reason}; acquiring again"));
                 outages = OutageLimit::Unlimited;
@@ -49,14 +51,14 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 /// Takes the lease, runs the command, and releases the lease.
 async fn hold_lease(
+    global: &Global,
     args: &Arguments,
-    db: &Database,
+    db: &mut Database,
     signals: &mut Signals,
     reaper: &mut Reaper,
     outages: OutageLimit,
 ) -> Result<Completion, Failure> {
-    let request = args.lease.request(db)?.options(args.options());
-    match args.lease.acquire(db, request, signals, outages).await? {
+    match relocation::acquire(global, db, &args.lease, args.options(), signals, outages).await? {
         Some(lease) => supervise(args, HeldLease::Single(Box::new(lease)), signals, reaper).await,
         None => Ok(Completion::not_obtained(args)),
     }

@@ -8,6 +8,7 @@ use sqlock::inspect::{LeaseInfo, WaiterInfo};
 use crate::database::Database;
 use crate::exit::Outcome;
 use crate::global::Global;
+use crate::pool::LeaseFilter;
 use crate::stderr::{escape_line, quote};
 use crate::{describe, duration, stdout};
 
@@ -42,7 +43,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if args.quorum {
         return quorum::run(global, &args.name, args.json).await;
     }
-    let db = Database::open_existing(global).await?;
+    let db = Database::open_existing(global, LeaseFilter::Name(&args.name)).await?;
     let holders = db.read(async || db.locks.holders(&args.name).await).await?;
     let queue = db.read(async || db.locks.waiters(&args.name).await).await?;
     // After a release, the note of the latest holder is left for the next holder.

@@ -8,6 +8,7 @@ use crate::database::Database;
 use crate::duration;
 use crate::exit::Outcome;
 use crate::global::Global;
+use crate::pool::LeaseFilter;
 use crate::stdout;
 
 /// Purge the rows of names that have long been free.
@@ -24,7 +25,7 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let db = Database::open_existing(global).await?;
+    let db = Database::open_existing(global, LeaseFilter::All).await?;
     let purged = db.read(async || db.locks.sweeper().retention(args.retention).sweep().await).await?;
     let _ = db.locks.shutdown().await;
     stdout::print(&format!("purged {purged} names and requests\n"))?;

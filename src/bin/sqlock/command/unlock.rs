@@ -10,6 +10,7 @@ use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::holding::{self, HoldingArgs};
 use crate::parse::parse_token;
+use crate::pool::LeaseFilter;
 use crate::stderr::{self, quote};
 
 /// Take a name away from a holder that is gone for good, or hangs.
@@ -56,7 +57,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 /// Asks the holders of a name to release it.
 async fn ask(global: &Global, name: &str) -> Outcome {
-    let db = Database::open_existing(global).await?;
+    let db = Database::open_existing(global, LeaseFilter::Name(name)).await?;
     let asked = db.read(async || db.locks.ask_to_release(name).await).await?;
     let left = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;

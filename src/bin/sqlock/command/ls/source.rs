@@ -11,6 +11,7 @@ use crate::exit::Failure;
 use crate::global::Global;
 use crate::holders::{self, Holder};
 use crate::majority::Majority;
+use crate::pool::LeaseFilter;
 use crate::stderr::escape_line;
 use crate::{describe, duration, stdout};
 
@@ -23,8 +24,8 @@ pub enum Source {
 impl Source {
     pub async fn open(global: &Global, is_quorum: bool) -> Result<Self, Failure> {
         Ok(match is_quorum {
-            true => Self::Majority(Majority::open_existing(global).await?),
-            false => Self::Database(Database::open_existing(global).await?),
+            true => Self::Majority(Majority::open_existing(global, LeaseFilter::All).await?),
+            false => Self::Database(Database::open_existing(global, LeaseFilter::All).await?),
         })
     }
 

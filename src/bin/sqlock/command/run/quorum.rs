@@ -10,9 +10,9 @@ use crate::majority::Majority;
 use crate::signals::Signals;
 
 pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals, reaper: &mut Reaper) -> Outcome {
-    let majority = Majority::open(global).await?;
+    let majority = Majority::open(global, &args.lease.name).await?;
     let outcome = tokio::select! {
-        outcome = majority.acquire(&args.lease, args.options()) => outcome,
+        outcome = majority.acquire(global, &args.lease, args.options()) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {

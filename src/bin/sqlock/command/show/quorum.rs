@@ -8,11 +8,12 @@ use crate::exit::Outcome;
 use crate::global::Global;
 use crate::holders::{self, Holder};
 use crate::majority::Majority;
+use crate::pool::LeaseFilter;
 use crate::stderr::{self, escape_line, quote};
 use crate::{describe, duration, stdout};
 
 pub async fn run(global: &Global, name: &str, as_json: bool) -> Outcome {
-    let majority = Majority::open_existing(global).await?;
+    let majority = Majority::open_existing(global, LeaseFilter::Name(name)).await?;
     let name = name.to_owned();
     let list = |locks: Locks| {
         let name = name.clone();

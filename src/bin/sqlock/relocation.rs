@@ -1,0 +1,54 @@
+//! Takes a lease in the SQLite file in which it counts, which may be another file after the wait.
+
+use sqlock::Lease;
+use sqlock::lease::LeaseOptions;
+use tokio::time::Instant;
+
+use crate::acquisition::{LeaseArgs, OutageLimit};
+use crate::database::Database;
+use crate::exit::{self, Failure};
+use crate::global::Global;
+use crate::pool::FileRole;
+use crate::signals::Signals;
+use crate::stderr::{self, quote};
+
+/// Takes the lease as [`LeaseArgs::acquire`] does. Ends a lease that does not count, and waits on in
+/// the next file, which replaces `db`.
+pub async fn acquire(
+    global: &Global,
+    db: &mut Database,
+    args: &LeaseArgs,
+    options: LeaseOptions,
+    signals: &mut Signals,
+    outages: OutageLimit,
+) -> Result<Option<Lease>, Failure> {
+    let start = Instant::now();
+    loop {
+        let request = match db.role {
+            FileRole::Draining => db.locks.lease(&args.name),
+            FileRole::Final | FileRole::Provisional => args.request(db)?,
+        };
+        let acquired = args.acquire(db, request.options(options.clone()), signals, outages, start).await?;
+        let Some(lease) = acquired else { return Ok(None) };
+        match signals.unless_terminated(open_next(global, db, &lease)).await?? {
+            None => return Ok(Some(lease)),
+            Some(next) => *db = next,
+        }
+        exit::set_location(&db.location);
+    }
+}
+
+/// Opens the file in which the lease belongs, and ends the lease. `None`: the lease counts.
+async fn open_next(global: &Global, db: &Database, lease: &Lease) -> Result<Option<Database>, Failure> {
+    let name = lease.name().as_str();
+    let Some(next) = db.open_next(global, name).await? else {
+        return Ok(None);
+    };
+    // Unlike a release, this ends a lease with --hold-at-least at once.
+    db.locks.evict(name, lease.token()).await?;
+    db.shutdown().await;
+    if next.role == FileRole::Final {
+        stderr::print_note(&format!("{} has the sqlock tables: acquiring {} there", next.location, quote(name)));
+    }
+    Ok(Some(next))
+}
