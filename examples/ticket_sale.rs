@@ -20,8 +20,7 @@ any_database! {
         let mut tx = pool.begin().await?;
         lease.fence(&mut tx).await?; // from here on, only a lease that is still ours lets this transaction commit
         let ticket = look_then_sell(&mut tx, seller).await?;
-        tx.commit().await?;
-        lease.release().await?;
+        tx.commit().await?; // sold, whatever becomes of the lease, which is released when it is dropped
         Ok(ticket)
     }
 
@@ -53,7 +52,11 @@ any_database! {
             let sold = if asked_for("--without-lock") {
                 sell_without_lock(&pool, seller).await?
             } else {
-                sell(&pool, &locks, seller).await?
+                match sell(&pool, &locks, seller).await {
+                    // The process was stopped for too long, and nothing was sold.
+                    Err(error) if error.downcast_ref().is_some_and(sqlock::Error::is_lost) => continue,
+                    sold => sold?,
+                }
             };
             let Some(ticket) = sold else {
                 return Ok(());
