@@ -34,6 +34,19 @@ async fn timeout_bounds_wait_cut_off_from_database() {
     holder.end().await.expect(0);
 }
 
+/// The command ended under a lease that was held, so its exit code counts.
+#[tokio::test]
+async fn outage_after_command_end_keeps_its_exit_code() {
+    let mut fixture = CommandFixture::with_server().await;
+    let holder = fixture.start(&["--ttl", "5", "a"], &format!("{OBEDIENT}; exit 7")).up().await;
+    fixture.renewed("a").await;
+    fixture.freeze().await;
+    holder.order("go");
+    let ended = holder.end().await.expect(7);
+    assert!(ended.stderr.contains("cannot release the lease on \"a\""), "{}", ended.stderr);
+    fixture.thaw().await;
+}
+
 #[tokio::test]
 async fn timeout_bounds_wait_after_server_is_killed() {
     let mut fixture = CommandFixture::with_server().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlock::LossCause;
+use sqlock::{Error, LossCause};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::arguments::Arguments;
@@ -32,6 +32,8 @@ pub async fn supervise(
         Err(failure) => Err(failure),
     };
     let name = quote(lease.name().as_str());
+    // The release is repeated while the database does not answer, and the lease may expire meanwhile.
+    let was_held = lease.is_held();
     let released = tokio::select! {
         released = lease.release() => released,
         // A signal ends the release: the name is free after the TTL.
@@ -43,8 +45,12 @@ pub async fn supervise(
         }
     };
     match (ended, released) {
-        (Ok(Completion { stopped: None, .. }), Err(error)) if error.is_lost() => {
-            Err(Failure::new(exit::LOST, format!("{}, before the command ended", error.report())))
+        (Ok(completion @ Completion { stopped: None, .. }), Err(error)) if error.is_lost() => {
+            if !was_held || matches!(error, Error::Lost { cause: LossCause::Superseded, .. }) {
+                return Err(Failure::new(exit::LOST, format!("{}, before the command ended", error.report())));
+            }
+            stderr::print_warning(&format!("cannot release the lease on {name}: no answer came before it ended"));
+            Ok(completion)
         }
         (ended, Err(error)) if !error.is_lost() => {
             let left = duration::format_exact(args.lease.ttl);
