@@ -148,11 +148,14 @@ impl QuorumLease {
         for lease in leases {
             releases.spawn(lease.release());
         }
-        let (mut confirmed, mut lost) = (0, 0);
+        let (mut confirmed, mut lost, mut cause) = (0, 0, LossCause::Expired);
         while let Some(answer) = releases.join_next().await {
             match answer {
                 Ok(Ok(())) => confirmed += 1,
-                Ok(Err(error)) if error.is_lost() => lost += 1,
+                Ok(Err(Error::Lost { cause: other, .. })) => {
+                    lost += 1;
+                    cause = if cause == LossCause::Expired { other } else { cause };
+                }
                 _ => {}
             }
             if confirmed == self.majority.needed {
@@ -161,7 +164,7 @@ impl QuorumLease {
             }
         }
         if asked - lost < self.majority.needed {
-            return Err(self.majority.loss_error(LossCause::Superseded));
+            return Err(self.majority.loss_error(cause));
         }
         let reason = format!("{confirmed} of {asked} databases have confirmed it, and {} must", self.majority.needed);
         Err(Error::Unavailable { attempted: "release", reason, source: None })
