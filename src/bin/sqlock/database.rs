@@ -4,13 +4,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sqlock::{Error, Locks, LocksBuilder};
+use sqlx::AssertSqlSafe;
+use sqlx::error::DatabaseError;
 use tokio::time::timeout;
 
 use crate::exit::{self, Failure};
 use crate::global::Global;
+use crate::migrations;
 use crate::pool::{self, FileRole, FileUse, LeaseFilter, Pool};
 use crate::stderr;
 use crate::url::{Kind, Url};
+
+/// How long the database may take to say whether a table exists.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A database that has the tables of sqlock, or in which they can be created.
 pub struct Database {
@@ -89,6 +95,11 @@ impl Database {
         Ok(Self { locks, pool, location, role, url, may_migrate: !global.no_migrate, file })
     }
 
+    /// Returns whether there are several servers. The pool leads to the first, which may be a standby.
+    pub fn has_several_servers(&self) -> bool {
+        LocksBuilder::split_urls(&self.url.url).len() > 1
+    }
+
     /// Shuts the client down, in a bounded time if the database does not answer.
     pub async fn shutdown(&self) {
         let _ = timeout(Duration::from_secs(1), self.locks.shutdown()).await;
@@ -105,10 +116,29 @@ impl Database {
         }
     }
 
+    /// Returns the tables that do not exist. A table that cannot be looked for counts as existing, and
+    /// so do all if the database does not answer.
+    pub async fn missing_tables(&self) -> Vec<&'static str> {
+        let mut missing = Vec::new();
+        for table in migrations::table_names(self.url.kind()) {
+            match timeout(LOOK_TIMEOUT, self.pool.look_into(table)).await {
+                Ok(Err(sqlx::Error::Database(error))) if is_missing_table(&*error) => missing.push(table),
+                Ok(_) => {}
+                Err(_) => return Vec::new(),
+            }
+        }
+        missing
+    }
+
+    /// Returns whether no table exists: nothing is held. If only some are missing, they were dropped.
+    pub async fn has_no_tables(&self) -> bool {
+        self.missing_tables().await.len() == migrations::table_names(self.url.kind()).count()
+    }
+
     /// Runs an operation that reads, which finds nothing if there are no tables.
     pub async fn read<T: Default>(&self, operation: impl AsyncFn() -> sqlock::Result<T>) -> sqlock::Result<T> {
         match operation().await {
-            Err(Error::NotMigrated { .. }) => Ok(T::default()),
+            Err(Error::NotMigrated { .. }) if self.has_no_tables().await => Ok(T::default()),
             Err(Error::Unavailable { .. } | Error::Access { .. })
                 if self.file.as_ref().is_some_and(|file| !file.exists()) =>
             {
@@ -117,4 +147,25 @@ impl Database {
             outcome => outcome,
         }
     }
+}
+
+impl Pool {
+    /// Runs a statement that fails if the table does not exist.
+    async fn look_into(&self, table: &str) -> Result<(), sqlx::Error> {
+        let sql = sqlx::raw_sql(AssertSqlSafe(format!("SELECT 1 FROM {table} WHERE 1 = 0")));
+        match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres(pool) => sql.execute(pool).await.map(drop),
+            #[cfg(feature = "mysql")]
+            Self::MySql(pool) => sql.execute(pool).await.map(drop),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(pool) => sql.execute(pool).await.map(drop),
+        }
+    }
+}
+
+/// Returns whether a table does not exist, by the SQLSTATE of PostgreSQL or of MySQL, or by the
+/// message of SQLite.
+fn is_missing_table(error: &dyn DatabaseError) -> bool {
+    error.code().is_some_and(|code| code == "42P01" || code == "42S02") || error.message().starts_with("no such table")
 }

@@ -97,7 +97,7 @@ impl Majority {
             let Ok((node, listed)) = done else { continue };
             lists[node] = match listed {
                 Ok(list) => Ok(list),
-                Err(Error::NotMigrated { .. }) => Ok(Vec::new()),
+                Err(Error::NotMigrated { .. }) if self.databases[node].has_no_tables().await => Ok(Vec::new()),
                 Err(error) => {
                     let reason = format!("{}: {}", self.describe(node), error.report());
                     // A reason that another attempt would not resolve decides the exit code.

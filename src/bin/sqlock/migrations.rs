@@ -71,6 +71,12 @@ pub fn list(kind: Kind) -> &'static [&'static str] {
     }
 }
 
+/// Returns the names of the tables.
+pub fn table_names(kind: Kind) -> impl Iterator<Item = &'static str> {
+    let definitions = list(kind).iter().flat_map(|sql| sql.split("CREATE TABLE IF NOT EXISTS ").skip(1));
+    definitions.filter_map(|definition| definition.split_whitespace().next())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

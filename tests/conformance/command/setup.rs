@@ -307,6 +307,28 @@ async fn schema_from_a_version_upgrades_its_tables() {
     assert!(unknown.stderr.contains("a later version needs a later sqlock"), "{}", unknown.stderr);
 }
 
+/// As after a partial restore.
+#[tokio::test]
+async fn dropped_table_is_reported_by_migrate_and_ls() {
+    let db = empty().await;
+    run(&db, &["migrate"]).await.expect(0);
+    let pool = db.of_the_command().pool_of(1).await;
+    for sql in ["DROP VIEW sqlock_holders", "DROP TABLE sqlock_lease", "DROP TABLE sqlock_idem_step"] {
+        pool.execute(sql).await.expect(sql);
+    }
+    let ended = run(&db, &["migrate"]).await.expect(78);
+    assert!(ended.stderr.contains(": sqlock_lease, sqlock_idem_step. "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("sqlock schema"), "{}", ended.stderr);
+    for arguments in [&["ls"][..], &["show", "job"], &["run", "job", "--", "true"]] {
+        let ended = run(&db, arguments).await.expect(78);
+        assert!(ended.stderr.contains("tables are missing"), "{}", ended.stderr);
+    }
+    let printed = run(&db, &["schema"]).await.expect(0);
+    sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&pool).await.expect("SQL");
+    run(&db, &["migrate"]).await.expect(0);
+    run(&db, &["ls"]).await.expect(0);
+}
+
 #[tokio::test]
 async fn migrate_refuses_tables_of_a_later_generation() {
     let db = empty().await;

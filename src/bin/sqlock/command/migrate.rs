@@ -3,7 +3,7 @@
 use sqlock::Error;
 
 use crate::database::Database;
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::global::Global;
 use crate::pool::LeaseFilter;
 use crate::stderr;
@@ -16,6 +16,15 @@ pub async fn run(global: &Global) -> Outcome {
         return Err(error.into());
     }
     db.locks.migrate().await?;
+    // A standby may not have the new tables yet.
+    let missing = if db.has_several_servers() { Vec::new() } else { db.missing_tables().await };
+    if !missing.is_empty() {
+        return Err(Failure::configuration(format!(
+            "tables are missing that the record of migrations says were created: {}. They were dropped, or not restored. \
+             Run the SQL that \"sqlock schema\" prints: it keeps existing tables.",
+            missing.join(", ")
+        )));
+    }
     stderr::print_note("the tables are up to date");
     Ok(0)
 }

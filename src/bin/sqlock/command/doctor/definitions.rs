@@ -46,7 +46,7 @@ pub fn check_presence(kind: Kind, expected: &[Table], found: &Catalog, missing_t
         let advice = if history.is_empty() {
             "Run \"sqlock migrate\", or the SQL that \"sqlock schema\" prints: it keeps existing tables."
         } else {
-            "Run \"sqlock migrate\". If it finds nothing to do, they were dropped: run the SQL that \"sqlock schema\" prints."
+            "Run \"sqlock migrate\". If it says that they were dropped, run the SQL that \"sqlock schema\" prints."
         };
         check = check.fail(format!("missing {}: {}", found.place, missing.join(", ")), advice);
     }
