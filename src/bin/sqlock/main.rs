@@ -33,7 +33,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/doctor/postgres/catalog command/doctor/postgres/pooler command/doctor/postgres/replication - the same
 //   command/doctor/mysql/settings command/doctor/postgres/settings - the settings of a server
 //   command/doctor/definitions - compares the tables with what sqlock needs
-//   command/doctor/clocks command/doctor/hooks command/doctor/quorum command/doctor/transport - clocks, triggers and rules, a quorum, TLS
+//   command/doctor/clocks command/doctor/failover command/doctor/hooks command/doctor/quorum command/doctor/transport - clocks, several servers, triggers and rules, a quorum, TLS
 //   command/doctor/table - tables, columns, indexes
 //   command/doctor/probe - connections and queries
 //   command/doctor/report - the results of checks

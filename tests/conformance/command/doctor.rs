@@ -467,6 +467,25 @@ async fn read_only_server_fails_unless_another_is_writable() {
 }
 
 #[tokio::test]
+async fn two_writable_servers_are_not_one_database() {
+    let Some(kind) = DATABASE.server() else {
+        // Files are no servers, and their list is read above.
+        return;
+    };
+    let (one, _) = migrated().await;
+    let server = Server::start(kind);
+    let code = if DATABASE == Database::Postgres { 1 } else { 0 };
+    let ended = end(bare(&["-D", &format!("{},{}", one.url, server.url()), "doctor", "--json"])).await.expect(code);
+    let all = reports(&ended);
+    assert_eq!(all.len(), 2, "{}", ended.stdout);
+    let status = if code == 1 { "fail" } else { "warn" };
+    read(&all[1], ended).assert("failover", status, "this server can be written, and so can");
+    // It is the same server.
+    let ended = end(bare(&["-D", &format!("{0},{0}", one.url), "doctor"])).await.expect(0);
+    assert!(!ended.stdout.contains("failover"), "{}", ended.stdout);
+}
+
+#[tokio::test]
 async fn read_only_transaction_default_is_a_warning() {
     if DATABASE != Database::Postgres {
         // On the other databases, only read_only is read, as above.
@@ -573,7 +592,9 @@ async fn clock_check_reports_offset_and_ignores_time_zone() {
         (format!("{},{}", on_time.url, server.url()), "60.0 s behind"),
         (format!("{},{}", server.url(), on_time.url), "60.0 s ahead of"),
     ] {
-        let ended = end(bare(&["-D", &urls, "doctor", "--json"])).await.expect(0);
+        // Two primaries of PostgreSQL are not one database.
+        let code = i32::from(DATABASE == Database::Postgres);
+        let ended = end(bare(&["-D", &urls, "doctor", "--json"])).await.expect(code);
         let all = reports(&ended);
         assert_eq!(all.len(), 2, "{}", ended.stdout);
         let second = read(&all[1], ended);

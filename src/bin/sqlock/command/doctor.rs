@@ -5,6 +5,7 @@
 
 mod clocks;
 mod definitions;
+mod failover;
 mod hooks;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -36,14 +37,15 @@ use report::Report;
 /// its role, replication, durability of commits, TLS, a pooler in between, the difference of the
 /// clocks, the tables and their definitions with triggers and rules, the rights of this user, and
 /// harmful settings. Nothing is written: neither a table nor a SQLite file is created. Several
-/// databases are checked one after the other, and their clocks compared: -D URL,URL.
+/// servers of one database are checked one after the other, and their clocks compared: -D URL,URL.
 ///
 /// ok: as it should be. warn: sqlock works, with a limitation. fail: something that sqlock needs is
 /// missing. n/a: the check was not possible, for the reason given.
 ///
 /// The exit code is 0 if no check has failed, and 1 otherwise, also if the database cannot be
-/// reached. Of several databases one must be writable; its standbys need not be. With --no-migrate,
-/// missing tables are a failure instead of a warning.
+/// reached. Of several servers one must be writable; its standbys need not be. Two primaries of
+/// PostgreSQL are a failure: they are not one database (see --quorum). With --no-migrate, missing
+/// tables are a failure instead of a warning.
 ///
 /// With --json an array with an object for each database: database (its location, without
 /// credentials), ok (whether no check has failed), checks: an array of objects with check, status
@@ -79,6 +81,9 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         databases.push(examine_url(url, global, missing_tables).await?);
     }
     let together = args.quorum.then(|| quorum::examine(&mut databases));
+    if !args.quorum {
+        failover::check_writable(urls.iter().map(Url::kind), &mut databases);
+    }
     let mut reports: Vec<Report> = databases.into_iter().flatten().collect();
     clocks::compare(&mut reports);
     if let Some(together) = together {

@@ -56,7 +56,8 @@ SHOW GLOBAL VARIABLES WHERE Variable_name IN
 // https://dev.mysql.com/doc/refman/8.4/en/replication-semisync-monitoring.html
 pub(super) const STATUS: &str = "
 SHOW GLOBAL STATUS WHERE Variable_name IN
-    ('wsrep_cluster_status', 'wsrep_cluster_size', 'wsrep_local_state_comment', 'wsrep_ready', 'wsrep_connected',
+    ('wsrep_cluster_state_uuid', 'wsrep_cluster_status', 'wsrep_cluster_size', 'wsrep_local_state_comment',
+     'wsrep_ready', 'wsrep_connected',
      'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_status',
      'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_clients')";
 
@@ -125,6 +126,8 @@ async fn run_checks(
     report.add("role", Ok(check_role(&variables)))?;
     let replicas = count_replicas(conn).await?;
     report.add("replication", Ok(check_replication(&variables, &status, &members, replicas)))?;
+    let (galera, group) = (status.text("wsrep_cluster_state_uuid"), variables.text("group_replication_group_name"));
+    report.cluster = if variables.is_galera() { galera } else { group }.to_owned();
     report.add("cluster", Ok(check_cluster(&variables, &status, &members)))?;
     report.add("durability", Ok(check_durability(&variables)))?;
     report.add("tls", check_transport(conn, options).await)?;

@@ -128,6 +128,8 @@ pub struct Report {
     /// The address of its server, and the name that the server has for itself. Databases with one in
     /// common are on one server.
     servers: Vec<String>,
+    /// The identity of its cluster, all of whose nodes may accept writes. Empty: none.
+    pub cluster: String,
     /// `None`: the migrations have no record, or it cannot be read.
     pub record: Option<Record>,
     /// The longest TTL of the leases in the tables, held or not.
@@ -142,6 +144,7 @@ impl Report {
             is_standby: false,
             skew: None,
             servers: Vec::new(),
+            cluster: String::new(),
             record: None,
             longest_ttl: None,
         }
@@ -174,6 +177,10 @@ impl Report {
 
     pub fn shares_server(&self, other: &Self) -> bool {
         self.servers.iter().any(|server| other.servers.contains(server))
+    }
+
+    pub fn shares_cluster(&self, other: &Self) -> bool {
+        !self.cluster.is_empty() && self.cluster == other.cluster
     }
 
     pub fn is_reachable(&self) -> bool {
