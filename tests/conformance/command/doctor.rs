@@ -393,9 +393,14 @@ async fn unreachable_database_fails_without_showing_the_password() {
         }
         None => {
             let file = directory.path().join("app.db-sqlock");
-            fs::write(file, "this is not a SQLite file, but long enough for the header of one".repeat(100))
+            fs::write(&file, "this is not a SQLite file, but long enough for the header of one".repeat(100))
                 .expect("the directory is ours to write");
             tried.push(format!("sqlite://{}/app.db", directory.path().display()));
+            fs::copy(&file, directory.path().join("junk.db")).expect("a file");
+            fs::copy(&file, directory.path().join("sqlock.db")).expect("a file");
+            for name in ["junk.db", "sqlock.db", "missing/app.db"] {
+                tried.push(format!("sqlite://{}/{name}", directory.path().display()));
+            }
         }
     }
     let db = empty().await;
@@ -416,6 +421,8 @@ async fn unreachable_database_fails_without_showing_the_password() {
         let report = doctor(url, 1).await;
         report.assert("reachable", "fail", "no: ");
         assert_eq!(report.checks.len(), 1, "more checks than one: {}", report.ended.stdout);
+        let advice = if DATABASE == Database::Sqlite { "is a SQLite database" } else { "Check the host" };
+        assert!(report.checks["reachable"].2.contains(advice), "{:?}", report.checks);
         let text = end(bare(&["-D", url, "doctor"])).await.expect(1);
         for said in [&report.ended.stdout, &text.stdout, &text.stderr] {
             assert!(!said.contains("s3cret"), "{said}");

@@ -27,6 +27,8 @@ use crate::exit::{Failure, Outcome};
 use crate::global::Global;
 use crate::pool::{self, Pool};
 use crate::stdout;
+#[cfg(feature = "sqlite")]
+use crate::url::Kind;
 use crate::url::Url;
 use definitions::MissingTables;
 use report::Report;
@@ -105,7 +107,12 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 /// with tables of sqlock.
 async fn examine_url(url: &Url, global: &Global, missing_tables: MissingTables) -> Result<Vec<Report>, Failure> {
     let mut reports = Vec::new();
-    let mut pools = pool::open_for_checks(url, global).await?.into_iter();
+    let opened = pool::open_for_checks(url, global).await;
+    #[cfg(feature = "sqlite")]
+    if let (Kind::Sqlite, Err(failure)) = (url.kind(), &opened) {
+        return Ok(vec![sqlite::report_unopened(url, failure)?]);
+    }
+    let mut pools = opened?.into_iter();
     if let Some(pool) = pools.next() {
         reports.push(examine(&pool, missing_tables).await);
     }

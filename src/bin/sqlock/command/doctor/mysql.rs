@@ -13,8 +13,8 @@ use super::clocks::{check_future, longest_ttl};
 use super::definitions::{self, MissingTables};
 use super::hooks::check_hooks;
 use super::probe::{
-    POOLER_ROUNDS, Rows, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query,
-    run_with_timeout,
+    POOLER_ROUNDS, Rows, SERVER_ADVICE, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief,
+    measure_round_trips, query, run_with_timeout,
 };
 use super::report::{Check, REACHABLE, Report};
 use super::table;
@@ -84,7 +84,7 @@ pub async fn examine(options: &MySqlConnectOptions, missing_tables: MissingTable
     // The answer of the server replaces the two names.
     let mut report = Report::new(format!("MySQL or MariaDB at {place}{database}"));
     report.add_server(&format!("MySQL {}:{}", options.get_host(), options.get_port()));
-    let mut conn = match connect(options.connect()).await {
+    let mut conn = match connect(options.connect(), SERVER_ADVICE).await {
         Ok(conn) => conn,
         Err(check) => {
             report.checks.push(check);

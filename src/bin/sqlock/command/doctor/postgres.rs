@@ -14,7 +14,8 @@ use super::clocks::{check_future, longest_ttl};
 use super::definitions::{self, MissingTables};
 use super::hooks::check_hooks;
 use super::probe::{
-    SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query, run_with_timeout,
+    SERVER_ADVICE, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query,
+    run_with_timeout,
 };
 use super::report::{Check, REACHABLE, Report};
 use super::table::{self, parse_bool};
@@ -70,7 +71,7 @@ pub async fn examine(options: &PgConnectOptions, missing_tables: MissingTables) 
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
     let mut report = Report::new(format!("PostgreSQL at {place}{database}"));
     report.add_server(&format!("PostgreSQL {}:{}", options.get_host(), options.get_port()));
-    let mut conn = match connect(options.connect()).await {
+    let mut conn = match connect(options.connect(), SERVER_ADVICE).await {
         Ok(conn) => conn,
         Err(check) => {
             report.checks.push(check);

@@ -29,8 +29,13 @@ pub const POOLER_ROUNDS: usize = 3;
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite is on this host"))]
 const MAX_CLOCK_SKEW: f64 = 2.0;
 
+/// The advice for a server that cannot be reached.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub const SERVER_ADVICE: &str =
+    "Check the host, port, user and password of the URL, and that the server runs and accepts this host.";
+
 /// Opens a connection, within the timeout.
-pub async fn connect<C>(open: impl Future<Output = Result<C, sqlx::Error>>) -> Result<C, Check> {
+pub async fn connect<C>(open: impl Future<Output = Result<C, sqlx::Error>>, advice: &str) -> Result<C, Check> {
     let reason = match timeout(TIMEOUT, open).await {
         Ok(Ok(conn)) => return Ok(conn),
         Ok(Err(sqlx::Error::Database(error))) => error.message().to_owned(),
@@ -38,7 +43,6 @@ pub async fn connect<C>(open: impl Future<Output = Result<C, sqlx::Error>>) -> R
         Err(_) => format!("no answer within {} s", TIMEOUT.as_secs()),
     };
     let reason = reason.trim_start_matches("error communicating with database: ");
-    let advice = "Check the host, port, user and password of the URL, and that the server runs and accepts this host.";
     Err(Check::new(REACHABLE).fail(format!("no: {reason}"), advice))
 }
 

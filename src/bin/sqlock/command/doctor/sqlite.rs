@@ -17,8 +17,9 @@ use super::hooks::check_hooks;
 use super::probe::{check_version, connect, first_cell, format_brief, query, run_with_timeout};
 use super::report::{Check, REACHABLE, Report};
 use super::table::{self, Catalog, HISTORY};
+use crate::exit::Failure;
 use crate::sqlite_file;
-use crate::url::Kind;
+use crate::url::{Kind, Url};
 
 /// The statements, formatted for readability.
 #[rustfmt::skip]
@@ -66,6 +67,18 @@ SELECT t.name, i.\"unique\", (SELECT group_concat(name || iif(coll = 'BINARY', '
                               FROM (SELECT * FROM pragma_index_xinfo(i.name) WHERE key = 1 ORDER BY seqno))
   FROM sqlite_schema AS t JOIN pragma_index_list(t.name) AS i
  WHERE t.type = 'table' AND NOT i.partial";
+}
+
+/// The advice for a file that cannot be opened.
+const FILE_ADVICE: &str = "Check the path in the URL, that the file is a SQLite database or does not exist yet, and that this user may \
+                           read and write the file and its directory.";
+
+/// Makes the report of a file that cannot be opened for checks. Fails if the URL cannot be parsed.
+pub fn report_unopened(url: &Url, failure: &Failure) -> Result<Report, Failure> {
+    let options: SqliteConnectOptions = url.parse_options()?;
+    let mut report = Report::new(format!("SQLite, the file {}", options.get_filename().display()));
+    report.checks.push(Check::new(REACHABLE).fail(format!("no: {}", failure.message), FILE_ADVICE));
+    Ok(report)
 }
 
 /// Checks the file with the leases of the command.
@@ -131,13 +144,13 @@ fn report_missing_file(file: &Path, missing_tables: MissingTables, report: &mut 
 
 async fn examine_file(file: &Path, owner: FileOwner, report: &mut Report) {
     let start = Instant::now();
-    let opened = connect(async {
+    let opened = async {
         let mut conn = open(file).await?;
         // Opening alone does not read the file.
         query::<Sqlite>(&mut conn, sql::TABLES).await?;
         Ok(conn)
-    });
-    let mut conn = match opened.await {
+    };
+    let mut conn = match connect(opened, FILE_ADVICE).await {
         Ok(conn) => conn,
         Err(check) => return report.checks.push(check),
     };
