@@ -1,6 +1,8 @@
 //! Choice of the database, and creation of its tables.
 
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::conformance::schema::Restricted;
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
+use crate::support::command_fixture::until_some;
 use crate::support::server::{Options, Server};
 use crate::support::{Database, Fresh, LONG, empty, empty_on, soon};
 use crate::{DATABASE, Sql};
@@ -193,6 +196,32 @@ async fn global_options_stand_before_or_after_the_subcommand() {
         assert_eq!(run(&db, arguments).await.expect(75).stderr, "", "quiet");
     }
     lease.release().await.expect("ours to the end");
+}
+
+/// The process that writes into the pipe may never come.
+#[tokio::test]
+async fn signal_ends_a_blocked_read_of_dotenv() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let fifo = directory.path().join(".env");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO can be made");
+    for arguments in [&["run", "job", "--", "true"][..], &["acquire", "job"], &["ls"], &["bench"]] {
+        for quorum in [false, true] {
+            if quorum && arguments[0] == "bench" {
+                continue;
+            }
+            let quorum = if quorum { &["--quorum"][..] } else { &[] };
+            let arguments = [&arguments[..1], quorum, &arguments[1..]].concat();
+            let sqlock = Running::start(started_in(directory.path(), &arguments));
+            // Opening for writing fails until sqlock opens the FIFO for reading.
+            let mut options = fs::OpenOptions::new();
+            let options = options.write(true).custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits());
+            let writer = until_some("the read", || options.open(&fifo).ok()).await;
+            sqlock.signal(Signal::TERM);
+            let ended = sqlock.end().await;
+            assert_eq!(ended.status.signal(), Some(Signal::TERM.as_raw()), "{arguments:?}: {}", ended.stderr);
+            drop(writer);
+        }
+    }
 }
 
 // ---- the tables

@@ -36,11 +36,11 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut signals = Signals::listen()?;
     if args.quorum {
-        return acquire_majority(global, &args.lease, &mut signals).await;
+        return acquire_majority(global, &args.lease).await;
     }
     let mut db = Database::open(global, LeaseFilter::Name(&args.lease.name)).await?;
+    let mut signals = Signals::listen()?;
     let options = args.lease.options().renew(false);
     let acquired = relocation::acquire(global, &mut db, &args.lease, options, &mut signals, OutageLimit::Ttl).await;
     let outcome = match acquired {
@@ -75,8 +75,9 @@ async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
     }
 }
 
-async fn acquire_majority(global: &Global, args: &LeaseArgs, signals: &mut Signals) -> Outcome {
+async fn acquire_majority(global: &Global, args: &LeaseArgs) -> Outcome {
     let majority = Majority::open(global, &args.name).await?;
+    let mut signals = Signals::listen()?;
     let outcome = tokio::select! {
         outcome = majority.acquire(global, args, args.options().renew(false)) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),

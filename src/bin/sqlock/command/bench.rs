@@ -45,8 +45,8 @@ struct Measurement {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut signals = Signals::listen()?;
     let db = Database::open(global, LeaseFilter::All).await?;
+    let mut signals = Signals::listen()?;
     let bench =
         Bench { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
     // Creates the tables if they are missing, and the row that the bare write changes.

@@ -51,8 +51,8 @@ pub struct Arguments {
 }
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
-    let mut signals = Signals::listen()?;
     let source = Source::open(global, args.quorum).await?;
+    let mut signals = Signals::listen()?;
     let mut list = signals.unless_terminated(source.list(&args.prefix)).await??;
     if args.watch && !args.json && screen::is_available() {
         return screen::watch(&source, &mut signals, &args.prefix, &list).await;

@@ -29,12 +29,13 @@ use reaper::Reaper;
 use supervise::{Completion, supervise};
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
+    if args.quorum {
+        return quorum::run(global, &args).await;
+    }
+    // Reading the URL may block, and a signal must end it: until then, signals have no handlers.
+    let mut db = Database::open(global, LeaseFilter::Name(&args.lease.name)).await?;
     let mut signals = Signals::listen()?;
     let mut reaper = Reaper::start()?;
-    if args.quorum {
-        return quorum::run(global, &args, &mut signals, &mut reaper).await;
-    }
-    let mut db = Database::open(global, LeaseFilter::Name(&args.lease.name)).await?;
     let mut outages = OutageLimit::Ttl;
     let outcome = loop {
         match hold_lease(global, &args, &mut db, &mut signals, &mut reaper, outages).await {

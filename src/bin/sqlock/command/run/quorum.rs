@@ -9,15 +9,17 @@ use crate::lease::HeldLease;
 use crate::majority::Majority;
 use crate::signals::Signals;
 
-pub async fn run(global: &Global, args: &Arguments, signals: &mut Signals, reaper: &mut Reaper) -> Outcome {
+pub async fn run(global: &Global, args: &Arguments) -> Outcome {
     let majority = Majority::open(global, &args.lease.name).await?;
+    let mut signals = Signals::listen()?;
+    let mut reaper = Reaper::start()?;
     let outcome = tokio::select! {
         outcome = majority.acquire(global, &args.lease, args.options()) => outcome,
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {
         Ok(Some(lease)) => {
-            supervise(args, HeldLease::Quorum(lease), signals, reaper).await.and_then(Completion::outcome)
+            supervise(args, HeldLease::Quorum(lease), &mut signals, &mut reaper).await.and_then(Completion::outcome)
         }
         Ok(None) => Ok(args.exit_code_on_conflict()),
         Err(failure) => Err(failure),
