@@ -462,6 +462,10 @@ async fn man_page_is_accepted_by_man() {
     for subcommand in subcommands(&said(&["--help"]).await.expect(0).stdout) {
         said(&["man", &subcommand]).await.expect(0);
     }
+    for arguments in [&["man"][..], &["man", "run"]] {
+        let page = said(arguments).await.expect(0).stdout;
+        assert!(page.contains(r"<\fINAME\fR> \-\- <\fICOMMAND\fR>..."), "no -- before the command: {page}");
+    }
     said(&["man", "nothing"]).await.expect(64);
     assert!(page.lines().any(|line| line.starts_with(".TH")), "it has a title");
     for (program, arguments) in FORMATTERS {

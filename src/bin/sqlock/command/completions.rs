@@ -54,7 +54,7 @@ fn render_page(command: &Command, title: &str, with_subcommands: bool) -> std::i
     let man = clap_mangen::Man::new(command.clone().display_name(title)).title(title);
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
+    render_synopsis(&man, command, &mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if command.has_subcommands() {
@@ -73,7 +73,7 @@ fn render_section(parent: &str, command: &Command, page: &mut Vec<u8>) -> std::i
     let title = format!("{parent} {}", command.get_name().to_uppercase());
     page.extend(format!(".SH \"{title}\"\n").into_bytes());
     man.render_description_section(page)?;
-    man.render_synopsis_section(page)?;
+    render_synopsis(&man, command, page)?;
     man.render_options_section(page)?;
     render_notes(command, page);
     for subcommand in command.get_subcommands().filter(|_| command.get_name() != "help") {
@@ -81,6 +81,19 @@ fn render_section(parent: &str, command: &Command, page: &mut Vec<u8>) -> std::i
             render_section(&title, subcommand, page)?;
         }
     }
+    Ok(())
+}
+
+/// Adds the synopsis, with the "--" before the last argument of "run", which clap_mangen leaves out.
+fn render_synopsis(man: &clap_mangen::Man, command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut section = Vec::new();
+    man.render_synopsis_section(&mut section)?;
+    let mut section = String::from_utf8_lossy(&section).into_owned();
+    for last in command.get_positionals().filter(|argument| argument.is_last_set()) {
+        let name = format!("<\\fI{}\\fR>", last.get_value_names().unwrap_or_default().join(" "));
+        section = section.replace(&name, &format!("\\-\\- {name}..."));
+    }
+    page.extend(section.into_bytes());
     Ok(())
 }
 
