@@ -172,6 +172,7 @@ async fn wrong_table_definition_is_named_with_its_fault() {
 
     // The view would prevent the change.
     execute(&pool, "DROP VIEW sqlock_holders").await;
+    doctor(&db.url, 1).await.assert("tables", "warn", "the view sqlock_holders is missing");
     execute(&pool, "ALTER TABLE sqlock_lease DROP COLUMN label").await;
     doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_lease.label is missing");
 
@@ -251,7 +252,10 @@ async fn unexpected_migration_history_is_a_failure() {
     doctor(&db.url, 0).await.assert("tables", "ok", "up to date");
 
     execute(&pool, "UPDATE _sqlock_migrations SET success = FALSE WHERE version = 1").await;
-    doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 was interrupted");
+    let report = doctor(&db.url, 1).await;
+    report.assert("tables", "fail", "migration 1 was interrupted");
+    let advice = if DATABASE.is_mysql() { "it continues" } else { "\"sqlock migrate\" refuses it" };
+    assert!(report.checks["tables"].2.contains(advice), "{:?}", report.checks["tables"]);
     let other = if DATABASE == Database::Postgres { "'\\x00'" } else { "X'00'" };
     execute(&pool, &format!("UPDATE _sqlock_migrations SET success = TRUE, checksum = {other} WHERE version = 1"))
         .await;
@@ -337,7 +341,7 @@ async fn rights_beyond_the_documented_ones_for_leases_are_named() {
     let role = Role::for_tasks(&["leases"]).await;
     // MySQL and MariaDB hide the other tables from this user: they are missing for all it can see.
     let (code, status) = if DATABASE.is_mysql() { (1, "fail") } else { (0, "warn") };
-    doctor(&role.user.url, code).await.assert("rights", status, "no DELETE on sqlock_lease");
+    doctor(&role.user.url, code).await.assert("rights", status, "no DELETE on sqlock_lease, which leases do not need");
     role.end().await;
 }
 

@@ -50,6 +50,10 @@ pub fn check_presence(kind: Kind, expected: &[Table], found: &Catalog, missing_t
         };
         check = check.fail(format!("missing {}: {}", found.place, missing.join(", ")), advice);
     }
+    if !found.has_view {
+        let advice = "Run the SQL that \"sqlock schema\" prints: it keeps existing tables. Only people and dashboards read the view.";
+        check = check.warn("the view sqlock_holders is missing, or hidden from this user", advice);
+    }
     if found.history.is_some() {
         check = check_migrations(check, kind, history);
     }
@@ -77,7 +81,14 @@ fn check_migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Ch
                 check = check.fail(format!("migration {version} is newer than this program"), advice);
             }
             Some(_) if !parse_bool(success) => {
-                let advice = "Run \"sqlock migrate\": it continues the interrupted migration.";
+                let advice = match kind {
+                    Kind::Mysql => "Run \"sqlock migrate\": it continues the interrupted migration.",
+                    // A migration is one transaction, so something else has changed the record.
+                    _ => {
+                        "\"sqlock migrate\" refuses it. If no other process is migrating, delete the row of this migration from \
+                         _sqlock_migrations and run \"sqlock migrate\": it keeps existing tables."
+                    }
+                };
                 check = check.fail(format!("migration {version} was interrupted"), advice);
             }
             Some(known) if !known.eq_ignore_ascii_case(checksum) => {
@@ -169,8 +180,8 @@ pub fn report_denied(mut check: Check, table: &str, denied: &[&str]) -> Check {
         check = check.fail(format!("no {} on {table}", needed.join(", ")), advice);
     }
     if !other.is_empty() {
-        let advice = "Leases need none of these rights; the guide lists the rights for each other task.";
-        check = check.warn(format!("no {} on {table}", other.join(", ")), advice);
+        let advice = "The rights that leases do not need are for other tasks: the guide lists them for each task.";
+        check = check.warn(format!("no {} on {table}, which leases do not need", other.join(", ")), advice);
     }
     check
 }
@@ -229,11 +240,15 @@ mod tests {
                 check_definitions(kind, &tables, &expected_tables(kind), Check::new("definitions")).status,
                 Status::Ok
             );
-            let mut found = Catalog { tables: expected_tables(kind), history: None, place: "here".into() };
+            let mut found =
+                Catalog { tables: expected_tables(kind), history: None, has_view: true, place: "here".into() };
             assert_eq!(check_presence(kind, &tables, &found, MissingTables::Forbidden).status, Status::Ok);
             let dropped = found.tables.pop().map(|table| table.name).unwrap_or_default();
             let check = check_presence(kind, &tables, &found, MissingTables::Created);
             assert_eq!((check.status, check.found()), (Status::Fail, format!("missing here: {dropped}")));
+            found.tables.push(expected_tables(kind).pop().unwrap_or_default());
+            found.has_view = false;
+            assert_eq!(check_presence(kind, &tables, &found, MissingTables::Created).status, Status::Warn);
             found.tables.clear();
             assert_eq!(check_presence(kind, &tables, &found, MissingTables::Created).status, Status::Warn);
             assert_eq!(check_presence(kind, &tables, &found, MissingTables::Forbidden).status, Status::Fail);

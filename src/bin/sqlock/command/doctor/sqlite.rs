@@ -41,6 +41,8 @@ SELECT version, success, hex(checksum),
 
 pub(super) const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE '%sqlock%'";
 
+pub(super) const VIEW: &str = "SELECT name FROM sqlite_schema WHERE type = 'view' AND name = 'sqlock_holders'";
+
 // A trigger without a time runs before.
 pub(super) const HOOKS: &str = "
 SELECT tbl_name, iif(upper(sql) LIKE '% AFTER %', 'after', 'before'), name FROM sqlite_schema
@@ -232,7 +234,8 @@ async fn read_catalog(conn: &mut SqliteConnection) -> Result<Catalog, Error> {
         true => Some(query::<Sqlite>(conn, sql::HISTORY).await?),
         false => None,
     };
-    Ok(Catalog { tables, history, place: "in this file".into() })
+    let has_view = !query::<Sqlite>(conn, sql::VIEW).await?.is_empty();
+    Ok(Catalog { tables, history, has_view, place: "in this file".into() })
 }
 
 /// Checks whether the file can be written, and the files that SQLite puts beside it.

@@ -139,6 +139,8 @@ pub struct Catalog {
     /// The rows of the record: version, whether it succeeded, checksum in hex, age in seconds.
     /// `None`: there is no record.
     pub history: Option<Rows>,
+    /// Whether the view sqlock_holders exists.
+    pub has_view: bool,
     /// Where the tables are: `in the schema public`.
     pub place: String,
 }

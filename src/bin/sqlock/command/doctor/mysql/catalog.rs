@@ -21,6 +21,10 @@ SELECT TABLE_NAME, COLUMN_NAME, LOWER(COLUMN_TYPE), COALESCE(COLLATION_NAME, '')
   FROM information_schema.COLUMNS
  WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({names})";
 
+// Visible with a right to it only.
+pub(super) const VIEW: &str = "
+SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'sqlock_holders'";
+
 // A prefix of a column gets another name here, so that it does not match.
 pub(super) const INDEXES: &str = "
 SELECT TABLE_NAME, NON_UNIQUE = 0,
@@ -96,7 +100,8 @@ pub async fn read_catalog(
         Some(name) => format!("in the database {name}"),
         None => "here: the URL names no database".into(),
     };
-    Ok(Catalog { tables, history, place })
+    let has_view = !query::<MySql>(conn, sql::VIEW).await?.is_empty();
+    Ok(Catalog { tables, history, has_view, place })
 }
 
 /// Queries triggers: table, time, name.

@@ -59,6 +59,8 @@ SELECT c.relname, 'rule', r.rulename
  WHERE r.rulename <> '_RETURN' AND r.ev_enabled <> 'D' AND c.oid IN ", ours!(), "
  ORDER BY 1, 3");
 
+pub(super) const VIEW: &str = "SELECT to_regclass('sqlock_holders') IS NOT NULL";
+
 // Tables of the same names, further down the search path.
 pub(super) const NAMESAKES: &str = concat!("
 SELECT c.relname, n.nspname
@@ -108,7 +110,8 @@ pub async fn read_catalog(
         "" => "in any schema of the search_path".into(),
         schema => format!("in the schema {schema}"),
     };
-    Ok(Catalog { tables, history, place })
+    let has_view = parse_bool(first_cell(&query::<Postgres>(conn, sql::VIEW).await?));
+    Ok(Catalog { tables, history, has_view, place })
 }
 
 /// Queries triggers and rules: table, time or "rule", name.
