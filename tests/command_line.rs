@@ -354,6 +354,20 @@ async fn waiter_names_the_holder_and_a_remedy() {
 }
 
 #[tokio::test]
+async fn remedy_works_for_name_that_begins_with_hyphen() {
+    let db = empty().await;
+    run(&db, &["acquire", "--ttl", "10m", "--", "--x y"]).await.expect(0);
+    let mut waiter = Running::start(sqlock(&db, &["acquire", "--", "--x y"]));
+    let line = waiter.says("sqlock unlock").await;
+    let remedy = line.split("sqlock unlock ").nth(1).expect("a command").trim();
+    let script = format!("\"$SQLOCK\" --sidecar unlock {remedy}");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).env("SQLOCK", program()).env("DATABASE_URL", &db.url);
+    end(shell).await.expect(0);
+    waiter.end().await.expect(0);
+}
+
+#[tokio::test]
 async fn stopped_command_reports_the_reason() {
     let (db, mut text) = (empty().await, String::new());
     let locks = beside(&db).await;

@@ -350,7 +350,7 @@ fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) ->
             " The enclosing sqlock run is one of the holders: if this one waits for it, it waits for ever.".into()
         }
         [held] if held.owner.is_some() => {
-            format!(" If that holder hangs: sqlock unlock {} --token {}", quote_for_shell(name), held.token)
+            format!(" If that holder hangs: sqlock unlock --token {} {}", held.token, quote_for_shell(name))
         }
         [_, _, ..] => format!(" If one of the holders hangs: sqlock show {}, and sqlock unlock", quote_for_shell(name)),
         _ => return String::new(),
@@ -358,12 +358,10 @@ fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) ->
     format!("\nGive up with Ctrl-C, or bound the wait with --timeout.{advice}")
 }
 
-/// Quotes a name for a shell.
+/// Quotes a name for a shell, as the last argument of sqlock.
 fn quote_for_shell(name: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/_.:@%+-".contains(c);
-    if name.chars().all(plain) && !name.starts_with('-') {
-        name.into()
-    } else {
-        format!("'{}'", name.replace('\'', "'\\''"))
-    }
+    let quoted = if name.chars().all(plain) { name.into() } else { format!("'{}'", name.replace('\'', "'\\''")) };
+    // Without the "--", the name would be an option.
+    if name.starts_with('-') { format!("-- {quoted}") } else { quoted }
 }
