@@ -53,6 +53,15 @@ impl Failure {
         Self::new(SYSTEM, message)
     }
 
+    /// Makes the failure of a write to stdout.
+    pub fn output(error: &std::io::Error) -> Self {
+        match error.kind() {
+            // The reader has ended: `sqlock ls | head -1`.
+            ErrorKind::BrokenPipe => Self::new(from_signal(Signal::SIGPIPE as i32), ""),
+            _ => Self::new(OUTPUT, format!("cannot write to stdout: {error}")),
+        }
+    }
+
     pub fn interrupted(signal: Signal) -> Self {
         Self::new(from_signal(signal as i32), format!("interrupted by {signal}"))
     }
@@ -91,8 +100,10 @@ pub fn from_signal(signal: i32) -> u8 {
 /// Prints help or the version, or reports a usage error.
 pub fn report_usage_error(error: &clap::Error) -> ExitCode {
     if let UsageError::DisplayHelp | UsageError::DisplayVersion = error.kind() {
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        return match error.print().and_then(|()| std::io::stdout().flush()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => Failure::output(&error).report(),
+        };
     }
     // clap repeats the arguments: control characters in them are escaped, together with clap's own
     // colours.

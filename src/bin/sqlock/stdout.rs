@@ -2,20 +2,15 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::stderr;
 
 /// Prints a text and flushes it.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
-        // The reader has ended: `sqlock ls | head -1`.
-        io::ErrorKind::BrokenPipe => Failure::new(exit::from_signal(Signal::SIGPIPE as i32), ""),
-        _ => Failure::new(exit::OUTPUT, format!("cannot write to stdout: {error}")),
-    })
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
 
 /// Prints JSON on one line.

@@ -518,11 +518,14 @@ async fn low_file_limit_is_an_error() {
 #[tokio::test]
 async fn unwritable_output_exits_74() {
     let db = empty().await;
-    for arguments in [&["ls", "--json"][..], &["show", "job"], &["schema"]] {
+    for arguments in [&["ls", "--json"][..], &["show", "job"], &["schema"], &["--help"], &["ls", "-h"], &["--version"]]
+    {
         let mut command = sqlock(&db, arguments);
         command.stdout(fs::File::create("/dev/full").expect("/dev/full")).stderr(std::process::Stdio::piped());
         let output = soon("the end of sqlock", command.spawn().expect("sqlock").wait_with_output()).await;
-        assert_eq!(output.expect("its end").status.code(), Some(74), "{arguments:?}");
+        let output = output.expect("its end");
+        assert_eq!(output.status.code(), Some(74), "{arguments:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write to stdout"), "{arguments:?}");
     }
     let ended = run(&db, &["ls", "--json"]).await.expect(0);
     assert_eq!(serde_json::from_str::<Value>(&ended.stdout).expect("JSON"), Value::Array(Vec::new()));
