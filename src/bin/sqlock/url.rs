@@ -56,8 +56,15 @@ impl Url {
             let Some(path) = url.strip_prefix('@') else {
                 return parse(url, "--database-url");
             };
-            let url = std::fs::read_to_string(path).map_err(|error| unreadable_file(path, &error))?;
-            return parse(url.trim(), &format!("the file {}", stderr::escape_line(path)));
+            let text = std::fs::read_to_string(path).map_err(|error| unreadable_file(path, &error))?;
+            let (urls, from) = (trim_start_mark(&text).trim(), format!("the file {}", stderr::escape_line(path)));
+            // A list may have its URLs on lines of their own.
+            if LocksBuilder::split_urls(urls).iter().any(|url| url.contains('\n')) {
+                return Err(Failure::configuration(format!(
+                    "{from} has more than one line: it must contain the URL alone"
+                )));
+            }
+            return parse(urls, &from);
         }
         for variable in VARIABLES {
             if let Some(url) = std::env::var_os(variable) {
@@ -202,8 +209,7 @@ fn read_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => return Ok(None),
         Err(error) => return Err(unreadable(error.to_string())),
     };
-    // Some editors write a byte order mark.
-    let text = text.trim_start_matches('\u{feff}');
+    let text = trim_start_mark(&text);
     let variables = dotenvy::from_read_iter(text.as_bytes()).collect::<Result<Vec<_>, _>>();
     let variables = variables.map_err(|error| match error {
         // The line may contain a password.
@@ -215,6 +221,11 @@ fn read_dotenv() -> Result<Option<(&'static str, String)>, Failure> {
     })?;
     let value = |wanted| variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| (wanted, value.clone()));
     Ok(VARIABLES.into_iter().find_map(value))
+}
+
+/// Removes the byte order mark that some editors write.
+fn trim_start_mark(text: &str) -> &str {
+    text.trim_start_matches('\u{feff}')
 }
 
 /// Returns the number of the line at which a part of a text begins.

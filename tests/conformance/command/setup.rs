@@ -133,6 +133,13 @@ async fn database_url_is_read_from_a_file() {
     assert!(is_taken(&db, "job").await);
     let ended = end(started_in(directory.path(), &["-D", "@missing", "acquire", "job"])).await.expect(78);
     assert!(ended.stderr.contains("missing"), "{}", ended.stderr);
+
+    fs::write(directory.path().join("marked"), format!("\u{feff}{}\n", db.url)).expect("a file");
+    end(started_in(directory.path(), &["-D", "@marked", "acquire", "-n", "job"])).await.expect(75);
+    fs::write(directory.path().join("two"), format!("{}\n# s3cret\n", db.url)).expect("a file");
+    let ended = end(started_in(directory.path(), &["-D", "@two", "acquire", "job"])).await.expect(78);
+    assert!(ended.stderr.contains("the file two has more than one line"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
 }
 
 #[tokio::test]
