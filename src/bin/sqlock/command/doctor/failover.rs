@@ -42,7 +42,7 @@ mod tests {
             vec![report]
         };
         let mut databases = [report(0), report(1)];
-        databases.iter_mut().flatten().for_each(|report| change(report));
+        databases.iter_mut().flatten().for_each(change);
         check_writable([kind; 2].into_iter(), &mut databases);
         databases[1][0].checks.iter().find(|check| check.name == "failover").map(|check| check.status)
     }
