@@ -206,7 +206,7 @@ impl Supervisor<'_> {
         let mut tick = interval(self.period.clamp(Duration::from_millis(10), Duration::from_secs(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut lost: Option<LossCause> = None;
-        let mut is_warned = false;
+        let (mut is_warned, mut is_overdue) = (false, false);
         // Set when the command has ended. Its children may still work under the lease.
         let mut ended: Option<Ended> = None;
         let mut failure: Option<Failure> = None;
@@ -280,6 +280,7 @@ impl Supervisor<'_> {
                         // The watchdog has already killed the command, unless the watchdog was
                         // stopped.
                         self.child.kill();
+                        is_overdue = true;
                     }
                     if schedule.is_signal_due() && lease.is_held() && !is_warned {
                         is_warned = true;
@@ -294,7 +295,8 @@ impl Supervisor<'_> {
         };
         self.terminal.reclaim(self.child.group());
         let at_max_hold = self.is_near_max_hold();
-        let reason = match (lost, self.watchdog.stop()) {
+        let intervention = self.watchdog.stop().or(is_overdue.then_some(Intervention::Killed));
+        let reason = match (lost, intervention) {
             (None, None) => None,
             (Some(LossCause::MaxHold), _) | (None, Some(_)) if at_max_hold => Some(LossCause::MaxHold.to_string()),
             (None, Some(Intervention::Signaled | Intervention::Killed)) => Some("it could not be renewed".into()),
