@@ -82,7 +82,9 @@
 //! `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, and those
 //! [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all
 //! headers of the handler. A body is read to its end before it is sent, up to the
-//! [limit](IdempotencyLayer::response_limit).
+//! [limit](IdempotencyLayer::response_limit), in the transaction or under the lease of its request.
+//! The body of another response, such as a refusal, is sent after the key is free, so it must have no
+//! effect.
 //!
 //! # Problems
 //!

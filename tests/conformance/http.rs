@@ -5,8 +5,10 @@ mod layers;
 mod rules;
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -95,6 +97,11 @@ impl AppState {
                 block_past(|| attempt.lease().remaining(), &self.polls).await;
                 return Ok("charged late".into_response());
             }
+            "block-in-body" => {
+                let (remaining, polls) = (attempt.lease().remaining(), Arc::clone(&self.polls));
+                let work = async move { block_past(|| remaining, &polls).await };
+                return Ok(Body::new(Late(Some(Box::pin(work)))).into_response());
+            }
             _ => {}
         }
         self.answer(what, attempt.number().into()).await
@@ -158,10 +165,30 @@ impl axum::body::HttpBody for Chunked {
     type Error = &'static str;
 
     fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        _: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
-        std::task::Poll::Ready(self.0.pop().map(|piece| piece.map(http_body::Frame::data)))
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(self.0.pop().map(|piece| piece.map(http_body::Frame::data)))
+    }
+}
+
+/// A body whose bytes come when this work is done.
+struct Late(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
+
+impl axum::body::HttpBody for Late {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        let Some(work) = &mut self.0 else {
+            return Poll::Ready(None);
+        };
+        std::task::ready!(work.as_mut().poll(context));
+        self.0 = None;
+        Poll::Ready(Some(Ok(http_body::Frame::data("charged late".into()))))
     }
 }
 
@@ -676,7 +703,7 @@ async fn repeated_request_continues_a_disconnected_attempt() {
 
 #[tokio::test]
 async fn leased_handler_is_not_polled_after_deadline() {
-    for path in ["/provider/block", "/layered/block"] {
+    for path in ["/provider/block", "/layered/block", "/provider/block-in-body", "/layered/block-in-body"] {
         let (_books, server) = shop().await;
         server.post(path, "a").await.is(409, "in-progress");
         assert_eq!(server.state.polls.load(Ordering::SeqCst), 2, "{path}");

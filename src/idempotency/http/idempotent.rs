@@ -358,15 +358,18 @@ impl Prepared {
             }
             return Ok(response);
         }
-        Ok(match Answer::of(response, &self.policy).await {
-            Ok(answer) => match attempt.store(&answer).await {
+        // A streamed body is work of the handler.
+        let answer = Answer::of(response, &self.policy);
+        Ok(match while_held(answer, || lease.is_held(), lease.lost()).await {
+            Ok(Ok(answer)) => match attempt.store(&answer).await {
                 Ok(()) => answer.into_first(),
                 Err(error) => {
                     attempt.mark_unknown().await;
                     Problem::of_error_after_work(&error).into_response()
                 }
             },
-            Err(problem) => {
+            Err(_lost) => Problem::InProgress.into_response(),
+            Ok(Err(problem)) => {
                 tracing::error!(
                     ?problem,
                     "the outcome of a request is recorded as unknown, because its response cannot be stored"
