@@ -108,7 +108,8 @@ pub(crate) fn push_replace_expired<DB: RecordDialect>(query: &mut QueryBuilder<D
         .push(
             " ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state,
                 token = excluded.token, attempts = excluded.attempts, permanent = excluded.permanent,
-                result = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at
+                request = excluded.request, issued_until = excluded.issued_until, result = NULL,
+                created_at = excluded.created_at, expires_at = excluded.expires_at
               WHERE sqlock_idem.state = 'done' AND sqlock_idem.permanent = 0 AND sqlock_idem.expires_at <= ",
         )
         .push(DB::NOW);
