@@ -87,7 +87,7 @@ async fn take_in_every_way(locks: sqlock::Locks) -> sqlock::Result<()> {
         return Ok(());                       // another client holds it: contention is not an error
     };
     lease.token();                           // a fencing token: greater than the token of every earlier holder
-    lease.is_held();                         // compares clocks, no I/O: false as soon as the holding is not guaranteed
+    lease.is_held();                         // reads a local clock, no I/O: false as soon as the holding is not guaranteed
     tokio::select! {
         cause = lease.lost() => println!("lost: {cause}"),
         report = build_report() => println!("{report}"),
