@@ -42,7 +42,8 @@ impl Idempotency {
     /// A statement of the work can end the transaction early. On MySQL and MariaDB, DDL and TRUNCATE
     /// commit it: the outcome is then [unknown](Outcome::Unknown), whatever the work returns. On
     /// SQLite, a conflict of `INSERT OR ROLLBACK` or a full disk rolls it back, and later statements
-    /// commit by themselves: if the work ignores the error and succeeds, the outcome is unknown, too.
+    /// commit by themselves: the outcome is unknown, too, unless the work returns an error with which
+    /// SQLite ends a transaction by itself (a full disk, an I/O error).
     ///
     /// The call costs two statements: the claim and the result. (Before the first use of a pool,
     /// two more compare its database with that of the client; on MySQL and MariaDB they compare
@@ -154,6 +155,12 @@ impl Idempotency {
             match self.retry.attempt(pool, transaction, false).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(RunEnd::Exhausted)?,
+                // Except on MySQL and MariaDB, where autocommit is off until the attempt has ended, later
+                // statements of the work have committed by themselves.
+                Err(AttemptEnd::EndedByWork(source)) if DB::KIND != Kind::MySql => {
+                    doubt.record(source);
+                    return self.record_unknown(pool, claim, attempts, doubt).await;
+                }
                 // The next attempt reads the claim, which shows the outcome. Without a next attempt
                 // the caller gets `CommitUnknown`.
                 Err(AttemptEnd::EndedByWork(source) | AttemptEnd::CommitUnknown(source)) => {

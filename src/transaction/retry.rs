@@ -9,7 +9,7 @@ use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
-use super::work_error::{RunError, is_conflict_error};
+use super::work_error::{RunError, is_conflict_error, may_end_transaction};
 use crate::backend::dialect::{EndOutcome, Ending};
 use crate::backend::{Database, Kind, StoreFuture};
 use crate::backoff::Backoff;
@@ -85,8 +85,9 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///   into a savepoint: `tx.begin()`.)
 /// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
 ///   the run then ends with the same error (while the transaction runs, `autocommit` is off in its
-///   session there). PostgreSQL does not report such an end, and SQLite refuses the `COMMIT` that
-///   follows: on both, the part that was committed inside has taken effect.
+///   session there). On SQLite, where also a full disk and `INSERT OR ROLLBACK` end a transaction, it
+///   does too if the closure goes on after the end, because later statements commit by themselves.
+///   PostgreSQL does not report such an end: the part that was committed inside has taken effect.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
@@ -211,6 +212,10 @@ impl Retry {
                     Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(ENDED_BY_WORK.into())))
                 }
                 Err(source) if Fault::is_doubtful_commit(&source) => Err(AttemptEnd::CommitUnknown(source)),
+                Err(source) if has_no_transaction::<DB>(&source) => {
+                    pooled.is_clean = true;
+                    Err(AttemptEnd::EndedByWork(source))
+                }
                 // The server answered, so the transaction has ended. On MySQL the session's
                 // settings are not restored yet.
                 Err(error) => {
@@ -221,8 +226,16 @@ impl Retry {
             Err(error) => {
                 // The rollback runs now, not at the next use of the connection, because other
                 // transactions wait for its locks.
-                pooled.is_clean = end_transaction::<DB>(tx, Ending::Rollback).await.is_ok();
-                Err(AttemptEnd::from_error(error))
+                let ended = end_transaction::<DB>(tx, Ending::Rollback).await;
+                pooled.is_clean = ended.is_ok();
+                match ended {
+                    // The closure may have gone on after the end: its later statements are committed.
+                    Err(refusal) if has_no_transaction::<DB>(&refusal) && !may_end_transaction(error.as_error()) => {
+                        let reason = format!("{ENDED_BY_WORK}. The closure failed: {}", report(error.as_error()));
+                        Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(reason)))
+                    }
+                    _ => Err(AttemptEnd::from_error(error)),
+                }
             }
         }
     }
@@ -297,6 +310,12 @@ async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Endi
         // The driver's ROLLBACK on drop finds no transaction.
         (ended, _) => Ok(ended == EndOutcome::Done),
     }
+}
+
+/// Returns whether SQLite refused to end a transaction that had ended before.
+fn has_no_transaction<DB: Database>(error: &sqlx::Error) -> bool {
+    let refusal = "no transaction is active";
+    DB::KIND == Kind::Sqlite && matches!(error, sqlx::Error::Database(error) if error.message().contains(refusal))
 }
 
 impl<E> AttemptEnd<E> {

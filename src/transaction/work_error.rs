@@ -3,6 +3,8 @@
 
 use std::error::Error as StdError;
 
+use sqlx::error::DatabaseError;
+
 use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
 
 /// An error that the closure of a transaction may return: its [sources](StdError::source) decide
@@ -109,18 +111,28 @@ impl<E> From<sqlx::Error> for RunError<E> {
 
 /// Returns whether an error, or one of its sources, is a concurrent change.
 pub(super) fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
+    with_sources(error).any(|error| {
         // A transparent error of the caller around an error of this crate shows only the source of
         // that error.
-        let is_conflict = error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
+        error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
             || error.is::<Overtaken>()
             || error.downcast_ref() == Some(&RowError::StaleSnapshot)
-            || error.downcast_ref() == Some(&FenceError::StaleSnapshot);
-        if is_conflict || Fault::of_any(error) == Some(Fault::Again) {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+            || error.downcast_ref() == Some(&FenceError::StaleSnapshot)
+            || Fault::of_any(error) == Some(Fault::Again)
+    })
+}
+
+/// Returns whether SQLite may have ended the transaction with an error, or one of its sources: no
+/// memory, an interruption, an I/O error, a full disk.
+/// <https://www.sqlite.org/lang_transaction.html#response_to_errors_within_a_transaction>
+pub(super) fn may_end_transaction(error: &(dyn StdError + 'static)) -> bool {
+    let code = |error: &(dyn StdError + 'static)| {
+        let error = error.downcast_ref::<Box<dyn DatabaseError>>()?;
+        error.code()?.parse::<u32>().ok()
+    };
+    with_sources(error).filter_map(code).any(|code| matches!(code & 0xff, 7 | 9 | 10 | 13))
+}
+
+fn with_sources<'e>(error: &'e (dyn StdError + 'static)) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (**error).source())
 }

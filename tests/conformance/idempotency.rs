@@ -829,6 +829,42 @@ async fn claim_rolled_back_during_work_is_unknown() {
     assert_eq!(app.charge(&key).await, Outcome::New(1));
 }
 
+/// A statement ends the transaction, on PostgreSQL by making it unusable, and the work goes on. What it
+/// writes afterwards commits by itself on SQLite.
+#[tokio::test]
+async fn work_that_goes_on_after_its_transaction_and_fails_is_unknown() {
+    let end = match DATABASE {
+        Database::Sqlite => "INSERT OR ROLLBACK INTO counter (id, value) VALUES (1, 0)",
+        Database::Postgres => "INSERT INTO counter (id, value) VALUES (1, 0)",
+        _ => "ROLLBACK",
+    };
+    let stale: fn() -> AppError =
+        || AppError::Lock(Error::Row { table: "counter".into(), cause: RowError::StaleSnapshot });
+    for error in [|| AppError::Declined, stale] {
+        let app = app().await;
+        let (key, asked, begun) = (alice("a"), request(), AtomicU32::new(0));
+        let payments = app.payments.clone().retry(Retry::new().attempts(3));
+        let work = async |tx: &mut Tx<'_>| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            effect(tx).await?;
+            let _ = tx.execute(end).await;
+            let _ = add_one(tx, 2).await;
+            Err::<i64, _>(error())
+        };
+        let run = async || payments.run(&app.books.pool, &key, &asked, work).await;
+        if DATABASE == Database::Sqlite {
+            for _ in 0..2 {
+                assert_eq!(run().await.expect("run"), Outcome::Unknown);
+            }
+            assert_eq!((app.effects().await, app.books.value(2).await, begun.into_inner()), (0, 1, 1));
+        } else {
+            run().await.expect_err("nothing took effect");
+            assert_eq!((app.effects().await, app.books.value(2).await), (0, 0));
+            assert_eq!(app.charge(&key).await, Outcome::New(1));
+        }
+    }
+}
+
 /// On MySQL and MariaDB, DDL commits the statements before it, the claim included.
 #[tokio::test]
 async fn work_committed_by_ddl_is_unknown() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sqlock::Error;
 use sqlock::retry::Retry;
+use sqlock::row::RowError;
 use sqlx::{AssertSqlSafe, Connection, Executor, Pool, QueryBuilder, Transaction};
 use tokio::sync::{Barrier, Notify};
 use tokio::time::{Instant, sleep};
@@ -715,6 +716,34 @@ async fn transaction_begun_with_a_comment_is_committed() {
         .expect("committed");
     let mut tx = books.pool.begin().await.expect("begin");
     assert_eq!(value(&mut tx, 1).await.expect("the value"), 1);
+}
+
+/// On SQLite, what the closure writes after the end of its transaction commits by itself.
+#[tokio::test]
+async fn closure_that_goes_on_after_its_transaction_has_unknown_outcome() {
+    let end = match DATABASE {
+        Database::Sqlite => "INSERT OR ROLLBACK INTO counter (id, value) VALUES (1, 0)",
+        Database::Postgres => "INSERT INTO counter (id, value) VALUES (1, 0)",
+        _ => "ROLLBACK",
+    };
+    let stale: fn() -> Result<(), AppError> =
+        || Err(AppError::Lock(Error::Row { table: "counter".into(), cause: RowError::StaleSnapshot }));
+    for result in [|| Ok(()), || Err(AppError::SoldOut), stale] {
+        let (books, begun) = (books().await, AtomicU32::new(0));
+        let outcome = Retry::new().attempts(3).run(&books.pool, async |tx| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            let _ = tx.execute(end).await;
+            let _ = add_one(tx, 2).await;
+            result()
+        });
+        let error = outcome.await.expect_err("the transaction has ended");
+        if DATABASE == Database::Sqlite {
+            assert!(matches!(error, AppError::Lock(Error::CommitUnknown { .. })), "{error:?}");
+            assert_eq!((books.value(2).await, count(&begun)), (1, 1));
+        } else {
+            assert_eq!(books.value(2).await, 0);
+        }
+    }
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ async fn stored_request_is_deleted_at_the_end() {
     let first = attempt(app_done.payments.attempt(&alice("a"), &stored).await).await;
     assert!(has_request(&app_done, "a").await);
     first.unknown().await.expect("unknown");
-    assert!(has_request(&app_done, "a").await, "who resumes it needs it");
+    assert!(has_request(&app_done, "a").await, "a resumption needs the request");
     drop(first);
     let one = async |_: &Attempt| Ok::<_, AppError>(1);
     soon("the resumption", async { while app_done.payments.resume(one).await.expect("resume").done == 0 {} }).await;
