@@ -42,12 +42,12 @@ UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY) SET ", $($set)*, "
 }
 
 // Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl,
-// holder and label; the condition on the name.
+// holder and label; names.
 #[rustfmt::skip]
 const ACQUIRE: Nowait = update_leases!(
     set: ["l.token = GREATEST(l.token + 1, ", now!(), "), l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = ?, l.label = ?,
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl"],
-    condition: ["? AND l.id = '' AND NOT ", is_awaited!("l")]);
+    condition: ["l.name IN (?) AND l.id = '' AND NOT ", is_awaited!("l")]);
 
 const START: &str = concat!("SET @sqlock_started = ", now!());
 
@@ -67,12 +67,11 @@ SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
 const COUNT_HELD: &str = "
 SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?)";
 
-// The identity is that of the acquisition, which holds one name. Bind order: the condition on the
-// name, ids, tokens.
+// The identity is that of the acquisition, which holds one name. Bind order: names, ids, tokens.
 #[rustfmt::skip]
 const RELEASE: Nowait = update_leases!(
     set: ["l.id = '', l.owner = '', l.client = '', l.ttl = 0, l.holder = '', l.label = '', l.acquired_at = ", now!(), ", l.expires_at = 0"],
-    condition: ["? AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l")]);
+    condition: ["l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l")]);
 
 // The holdings before the UPDATE. Bind order: names, ids, tokens.
 #[rustfmt::skip]
@@ -121,10 +120,9 @@ async fn acquire(
         (by_name(|claim| id_literal(heartbeat_client(claim))), by_name(|claim| micros(claim.ttl).to_string()));
     let (holder, label) = (by_name(|claim| text_literal(&claim.holder)), by_name(|claim| text_literal(&claim.label)));
     let ids = &*list(claims, |claim| id_literal(claim.id));
-    let among = &*is_among(claims.iter().map(|claim| &claim.name));
     let mut script = begin(flavor, sending, [LOCK_FREE, COUNT_FREE], &[names]);
     script.add(START, &[]);
-    script.add(ACQUIRE.sql(flavor), &[&id, &owner, &client, &ttl, &holder, &label, among]);
+    script.add(ACQUIRE.sql(flavor), &[&id, &owner, &client, &ttl, &holder, &label, names]);
     script.add(ACQUIRED, &[names, ids]);
     let mut held = HashMap::new();
     for row in script.rows(conn).await? {
@@ -166,10 +164,9 @@ async fn release(
     let ids = &*list(releases, |release| id_literal(release.id));
     let tokens = &*list(releases, |release| release.token.to_string());
     let lowest = releases.iter().map(|release| release.token.get()).min().unwrap_or_default().to_string();
-    let among = &*is_among(releases.iter().map(|release| &release.name));
     let mut script = begin(flavor, sending, [LOCK_HELD, COUNT_HELD], &[names, ids, tokens]);
     script.add(HELD, &[names, ids, tokens]);
-    script.add(RELEASE.sql(flavor), &[among, ids, tokens]);
+    script.add(RELEASE.sql(flavor), &[names, ids, tokens]);
     script.add(NOT_RELEASED, &[ids, names, ids, &lowest]);
     let (mut held, mut not_released) = (HashSet::new(), HashMap::new());
     for row in script.rows(conn).await? {
@@ -189,8 +186,7 @@ async fn release(
     Ok(releases.iter().map(answer).collect())
 }
 
-/// Begins a script whose next statement is an [`update_leases`]. On MySQL, the rows are locked and
-/// counted first.
+/// Begins the script of an [`update_leases`]. On MySQL, the rows are locked and counted first.
 fn begin(flavor: Flavor, sending: Sending, [lock, count]: [&str; 2], literals: &[&str]) -> Script {
     match flavor {
         Flavor::MySql => {
@@ -201,12 +197,4 @@ fn begin(flavor: Flavor, sending: Sending, [lock, count]: [&str; 2], literals: &
         }
         Flavor::MariaDb => Script::in_autocommit(sending),
     }
-}
-
-/// The condition that the row `l` has one of these names, as ranges of one key each: InnoDB checks
-/// the last committed version of a locked row in a range, and waits only if that matches.
-fn is_among<'a>(names: impl Iterator<Item = &'a LockName>) -> String {
-    let range = |name| format!("l.name >= {name} AND l.name < CONCAT({name}, X'00')");
-    let ranges: Vec<_> = names.map(|name| range(name_literal(name))).collect();
-    format!("({})", ranges.join(" OR "))
 }
