@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
 use super::acquire::{self, heartbeat_client};
@@ -92,14 +93,18 @@ pub(super) async fn execute(
     sending: Sending,
     batch: &Batch,
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let (responses, len) = match batch {
-        Batch::Acquire(claims) => (acquire(conn, flavor, sending, claims).await, claims.len()),
-        Batch::Release(releases) => (release(conn, flavor, sending, releases).await, releases.len()),
-        Batch::Poll(polls) => (poll_many(conn, polls).await, polls.len()),
-    };
-    match responses {
-        Err(error) if is_locked(flavor, &error) => Ok(vec![None; len]),
-        responses => responses,
+    match batch {
+        Batch::Acquire(claims) => acquire(conn, flavor, sending, claims).await,
+        Batch::Release(releases) => release(conn, flavor, sending, releases).await,
+        Batch::Poll(polls) => poll_many(conn, polls).await,
+    }
+}
+
+/// Runs the script of an [`update_leases`]. `None`: it met a locked row and changed nothing.
+async fn run(script: Script, conn: &mut MySqlConnection, flavor: Flavor) -> Result<Option<Vec<MySqlRow>>, sqlx::Error> {
+    match script.rows(conn).await {
+        Err(error) if is_locked(flavor, &error) => Ok(None),
+        rows => rows.map(Some),
     }
 }
 
@@ -124,8 +129,11 @@ async fn acquire(
     script.add(START, &[]);
     script.add(ACQUIRE.sql(flavor), &[&id, &owner, &client, &ttl, &holder, &label, names]);
     script.add(ACQUIRED, &[names, ids]);
+    let Some(rows) = run(script, conn, flavor).await? else {
+        return Ok(vec![None; claims.len()]);
+    };
     let mut held = HashMap::new();
-    for row in script.rows(conn).await? {
+    for row in rows {
         held.insert(row.text("id")?, (token(row.number("token")?), row.number("is_new")? == 1));
     }
     let mut responses = Vec::with_capacity(claims.len());
@@ -168,8 +176,11 @@ async fn release(
     script.add(HELD, &[names, ids, tokens]);
     script.add(RELEASE.sql(flavor), &[names, ids, tokens]);
     script.add(NOT_RELEASED, &[ids, names, ids, &lowest]);
+    let Some(rows) = run(script, conn, flavor).await? else {
+        return Ok(vec![None; releases.len()]);
+    };
     let (mut held, mut not_released) = (HashSet::new(), HashMap::new());
-    for row in script.rows(conn).await? {
+    for row in rows {
         let (name, token) = (row.try_get::<Vec<u8>, _>("name")?, row.number("token")?);
         if row.number("is_after")? == 1 {
             not_released.insert(name, token);

@@ -102,8 +102,6 @@ impl PostgresStore {
         };
         settings.begin(connection).await?;
         let found = execute_command::<Postgres>(connection, command).await;
-        let ended = settings.end(connection, found.is_ok()).await;
-        let found = found?;
-        ended.map(|()| found)
+        settings.end(connection, found).await
     }
 }

@@ -102,12 +102,19 @@ impl Settings {
         connection.execute(begin).await.map(drop)
     }
 
-    /// Ends the transaction that [`begin`](Self::begin) has begun, if any.
-    pub(super) async fn end(&self, connection: &mut PgConnection, commits: bool) -> Result<(), sqlx::Error> {
+    /// Ends the transaction that [`begin`](Self::begin) has begun, if any, and returns the result of
+    /// its statement, or else the error of its end.
+    pub(super) async fn end<T>(
+        &self,
+        connection: &mut PgConnection,
+        result: Result<T, sqlx::Error>,
+    ) -> Result<T, sqlx::Error> {
         if self.transaction == TransactionMode::None {
-            return Ok(());
+            return result;
         }
-        connection.execute(if commits { "COMMIT" } else { "ROLLBACK" }).await.map(drop)
+        let ended = connection.execute(if result.is_ok() { "COMMIT" } else { "ROLLBACK" }).await;
+        let value = result?;
+        ended.map(|_| value)
     }
 }
 

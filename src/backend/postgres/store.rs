@@ -112,9 +112,7 @@ impl Connection<'_> {
         self.settings.verify(self.connection).await?;
         self.settings.begin(self.connection).await?;
         let rows = query.fetch_all(&mut *self.connection).await;
-        let ended = self.settings.end(self.connection, rows.is_ok()).await;
-        let rows = rows?;
-        ended.map(|()| rows)
+        self.settings.end(self.connection, rows).await
     }
 
     /// Carries out a statement that returns at most one row.
