@@ -443,10 +443,18 @@ async fn on_a_terminal(mut command: Command, code: i32) -> String {
 
 #[tokio::test]
 async fn completions_are_valid_for_each_shell() {
-    for shell in ["bash", "zsh", "fish"] {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let script = said(&["completions", shell]).await.expect(0).stdout;
-        for word in ["acquire", "unlock", "hold-at-least", "principal"] {
-            assert!(script.contains(word), "{shell}: no {word}");
+        assert!(script.contains("SQLOCK_COMPLETE"), "{shell}: {script}");
+        for (words, candidate) in [
+            (&["sqlock", "unl"][..], "unlock"),
+            (&["sqlock", "run", "--hold"], "--hold-at-least"),
+            (&["sqlock", "idem", "show", "--prin"], "--principal"),
+        ] {
+            let mut asked = bare(&[&["--"], words].concat());
+            asked.env("SQLOCK_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string());
+            let offered = end(asked).await.expect(0).stdout;
+            assert!(offered.contains(candidate), "{shell}: {offered}");
         }
     }
     let script = said(&["completions", "bash"]).await.expect(0).stdout;

@@ -115,6 +115,11 @@ fn main() -> ExitCode {
     if let Some(code) = run::watchdog::process::run_if_requested() {
         return code;
     }
+    match completions::complete_if_requested(Cli::command()) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => {}
+        Err(error) => return exit::report_usage_error(&error),
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return exit::report_usage_error(&error),
@@ -164,7 +169,7 @@ async fn dispatch(cli: Cli) -> Outcome {
         Subcommand::Idem(args) => idem::run(&global, args).await,
         Subcommand::Doctor(args) => doctor::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
-        Subcommand::Completions(args) => completions::completions(&args, Cli::command()),
+        Subcommand::Completions(args) => completions::completions(&args),
         Subcommand::Man(args) => completions::man(&args, Cli::command()),
     }
 }

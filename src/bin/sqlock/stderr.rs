@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static QUIET: AtomicBool = AtomicBool::new(false);
+static SILENT: AtomicBool = AtomicBool::new(false);
 
 pub fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
@@ -11,6 +12,11 @@ pub fn set_quiet(quiet: bool) {
 
 pub fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
+}
+
+/// Discards all messages from now on: a completion must not write into the line that is edited.
+pub fn silence() {
+    SILENT.store(true, Ordering::Relaxed);
 }
 
 /// Prints a note, unless --quiet is given.
@@ -74,6 +80,9 @@ pub fn clear_live_line() {
 /// Prints each line with a prefix, in colour if anstream finds a terminal and no NO_COLOR. A closed
 /// stderr loses the lines.
 fn print(colour: &str, message: &str) {
+    if SILENT.load(Ordering::Relaxed) {
+        return;
+    }
     clear_live_line();
     let lines: String =
         escape_control(message).lines().map(|line| format!("{colour}sqlock:\x1b[0m {line}\n")).collect();

@@ -1,6 +1,7 @@
 //! The command `sqlock`, run as real processes.
 
 mod access;
+mod completions;
 mod doctor;
 mod exit;
 mod faults;
