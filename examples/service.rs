@@ -1,5 +1,6 @@
-//! A service of axum that works under leases, with what its operator needs: `/metrics` for Prometheus, `/healthz` for
-//! a probe, and an orderly end at SIGTERM, which lets held leases finish and refuses the requests that wait.
+//! A service of axum that works under leases, with what its operator needs: `/metrics` for
+//! Prometheus, `/healthz` for a probe, and an orderly end at SIGTERM, which lets held leases finish
+//! and refuses the requests that wait.
 //!
 //! ```text
 //! cargo run --features axum,metrics --example service
@@ -24,8 +25,8 @@ use tokio::net::TcpListener;
 /// How long a request waits for its turn before it is answered with 503.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// How long the work in progress may take after SIGTERM. Kubernetes kills after 30 seconds, and the releases that follow
-/// take up to 10 while the database is away.
+/// How long the work in progress may take after SIGTERM. Kubernetes kills after 30 seconds, and the
+/// releases that follow take up to 10 while the database is away.
 const DRAIN: Duration = Duration::from_secs(20);
 
 /// How often the stored documents are reported, by one of all instances.
@@ -70,7 +71,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address).await?;
     println!("listening on {}", listener.local_addr()?);
 
-    // Both at once: the server waits for its requests, and the requests that wait for a lease end by the drain.
+    // Both at once: the server waits for its requests, and the requests that wait for a lease end
+    // by the drain.
     let server = axum::serve(listener, app).with_graceful_shutdown(terminated());
     let drain = async {
         terminated().await;
@@ -88,7 +90,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Reports until the process is asked to end. A report in progress is finished, or cut off at the end of the drain.
+/// Reports until the process is asked to end. A report in progress is finished, or cut off at the
+/// end of the drain.
 async fn report_now_and_then(locks: Locks) {
     let mut ticks = tokio::time::interval(REPORT);
     loop {
@@ -117,7 +120,8 @@ async fn store(State(locks): State<Locks>, Path(name): Path<String>, body: Body)
     Ok(format!("stored {} bytes\n", document.len()))
 }
 
-/// For a readiness probe. A liveness probe must not restart the service because the database is away.
+/// For a readiness probe. A liveness probe must not restart the service because the database is
+/// away.
 async fn health(State(locks): State<Locks>) -> impl IntoResponse {
     let health = locks.health();
     let status = if health.is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

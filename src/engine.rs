@@ -231,8 +231,8 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
-    /// Sets whether a client whose heartbeat is answered is notified of grants by other clients. It is
-    /// not, unless set.
+    /// Sets whether a client whose heartbeat is answered is notified of grants by other clients. It
+    /// is not, unless set.
     pub(crate) fn set_can_notify(&mut self, can_notify: bool) {
         self.heartbeat.can_notify = can_notify;
     }
@@ -298,7 +298,8 @@ impl Engine {
         is_empty && self.waiters.is_empty() && self.leases.is_empty()
     }
 
-    /// Polls the entries of a name, because another client may have granted the name to one of them.
+    /// Polls the entries of a name, because another client may have granted the name to one of
+    /// them.
     fn notified(&mut self, now: Moment, name: &LockName) {
         if let Some(state) = self.names.get_mut(name) {
             state.is_notified = true;

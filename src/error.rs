@@ -29,9 +29,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Contention is not an error: [`try_acquire`](crate::LeaseRequest::try_acquire) returns
 /// `Ok(None)`. No message contains a credential.
 ///
-/// A message does not repeat the message of its [source](std::error::Error::source): print both with
-/// [`report`](Self::report), or as `anyhow` does with `{:#}`, which may repeat messages of other
-/// crates.
+/// A message does not repeat the message of its [source](std::error::Error::source): print both
+/// with [`report`](Self::report), or as `anyhow` does with `{:#}`, which may repeat messages of
+/// other crates.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

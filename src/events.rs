@@ -67,7 +67,8 @@ pub enum Event {
         /// The name that was taken over.
         name: LockName,
     },
-    /// A lease was released. With `is_confirmed`, it was held to the end; otherwise that is not known.
+    /// A lease was released. With `is_confirmed`, it was held to the end; otherwise that is not
+    /// known.
     Released {
         /// The name that was held.
         name: LockName,
@@ -111,8 +112,9 @@ pub enum Event {
         /// The time since the heartbeat was sent.
         unanswered_for: Duration,
     },
-    /// A heartbeat failed: after some seconds of attempts, or at once if the database refused it. The
-    /// next one follows after a tenth of a second; if it fails for the same reason, no event comes.
+    /// A heartbeat failed: after some seconds of attempts, or at once if the database refused it.
+    /// The next one follows after a tenth of a second; if it fails for the same reason, no event
+    /// comes.
     HeartbeatFailed {
         /// The error.
         reason: String,

@@ -241,7 +241,8 @@ impl Executor {
         self.backend.address()
     }
 
-    /// Ends all operations with [`Error::Closed`], because the workers have ended with their runtime.
+    /// Ends all operations with [`Error::Closed`], because the workers have ended with their
+    /// runtime.
     pub(crate) fn abandon(&self) {
         for queue in [&self.work, &self.heartbeats] {
             queue.close();

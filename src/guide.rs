@@ -48,9 +48,9 @@
 //! | session lock | 1 to acquire, 1 to release, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |
 //!
 //! Every waiter of a row lock has a connection, so a thousand waiters have a thousand connections.
-//! A thousand waiters for a lease have three connections for each process. SQLite has one write lock
-//! for everything: a row lock is that lock, and a transaction that holds it keeps leases in the
-//! same file from being renewed, so keep it shorter than the TTL.
+//! A thousand waiters for a lease have three connections for each process. SQLite has one write
+//! lock for everything: a row lock is that lock, and a transaction that holds it keeps leases in
+//! the same file from being renewed, so keep it shorter than the TTL.
 //!
 //! # All of them in one program
 //!

@@ -72,20 +72,19 @@
 //! Mutual exclusion is decided by the database's clock alone. The holder knows first:
 //! [`Lease::is_held`] turns false, and [`Lease::lost`] completes, before the database could grant
 //! the name to another owner, even after the process was stopped or the machine slept. (After
-//! [`Locks::evict`], with the next heartbeat.) [Fencing
-//! tokens](FencingToken) only rise. Waiters are served in the order of their arrival, from every
-//! task, process and host. A dropped request leaves no lease and no queue entry; after a dropped call
-//! on a transaction, roll the transaction back.
-//! However many leases are held or waited for, a client opens at most three connections, one of
-//! them for heartbeats alone (on SQLite two; and one more for all [session
+//! [`Locks::evict`], with the next heartbeat.) [Fencing tokens](FencingToken) only rise. Waiters
+//! are served in the order of their arrival, from every task, process and host. A dropped request
+//! leaves no lease and no queue entry; after a dropped call on a transaction, roll the transaction
+//! back. However many leases are held or waited for, a client opens at most three connections, one
+//! of them for heartbeats alone (on SQLite two; and one more for all [session
 //! locks](session::SessionLock)).
 //!
 //! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout
 //! ([`Error::Timeout`]), a refusal (`Ok(None)`) and a database that refuses this user or is not set
 //! up until an operator acts ([`Error::Access`]) are five different answers.
 //!
-//! [`guide::limits`] lists what is not promised: pauses longer than the TTL without a fence, effects
-//! elsewhere, asynchronous replicas, jumps of the database host's clock.
+//! [`guide::limits`] lists what is not promised: pauses longer than the TTL without a fence,
+//! effects elsewhere, asynchronous replicas, jumps of the database host's clock.
 //!
 //! # Features
 //!

@@ -115,8 +115,9 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Migrate`](crate::Error::Migrate), [`Error::NewerSchema`](crate::Error::NewerSchema),
-    /// [`Error::Access`](crate::Error::Access), [`Error::Unavailable`](crate::Error::Unavailable).
+    /// [`Error::Migrate`](crate::Error::Migrate),
+    /// [`Error::NewerSchema`](crate::Error::NewerSchema), [`Error::Access`](crate::Error::Access),
+    /// [`Error::Unavailable`](crate::Error::Unavailable).
     ///
     /// # Cancel safety
     ///

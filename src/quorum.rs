@@ -64,8 +64,8 @@ pub use request::QuorumRequest;
 ///   a name waits for the first.
 /// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent
 ///   of the TTL less.
-/// - **Cost**: two or three short statements in sequence on each database to acquire, as slow as the
-///   slowest database of the majority; a renewal on each, and a release on each.
+/// - **Cost**: two or three short statements in sequence on each database to acquire, as slow as
+///   the slowest database of the majority; a renewal on each, and a release on each.
 ///
 /// # The token
 ///
@@ -89,8 +89,8 @@ pub use request::QuorumRequest;
 /// [`Locks::migrate`](crate::Locks::migrate): tables that the application's own migrations create
 /// have no record, and vote at once. The tokens of a replaced database are above all earlier ones
 /// if its clock is right. A database with relaxed durability, or one restored from a backup (with
-/// the old record), must stay out of the quorum until all leases that it may have lost have expired:
-/// [`rejoin_after`](Self::rejoin_after).
+/// the old record), must stay out of the quorum until all leases that it may have lost have
+/// expired: [`rejoin_after`](Self::rejoin_after).
 #[derive(Clone)]
 pub struct Quorum {
     nodes: Arc<Nodes>,

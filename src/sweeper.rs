@@ -135,7 +135,8 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
         match swept.last {
             Some(last) if last > range.after => range.after = last,
             Some(last) => {
-                // A name that is not UTF-8, which this crate does not write, is read as another one.
+                // A name that is not UTF-8, which this crate does not write, is read as another
+                // one.
                 tracing::warn!(after = ?last, "a name cannot be read: later names are not swept");
                 break;
             }

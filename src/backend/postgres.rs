@@ -52,8 +52,8 @@ const SETTINGS: [(&str, &str); 3] = [
     // A statement must not wait for a lock longer than its client waits for the answer, because the
     // statement would take effect after the client has given it up.
     ("lock_timeout", "1s"),
-    // A plan that was made while the table was small would read the whole table for each name, until
-    // the statistics are collected again.
+    // A plan that was made while the table was small would read the whole table for each name,
+    // until the statistics are collected again.
     ("enable_seqscan", "off"),
     // Without an index, the plan counts as so expensive that the server would compile it.
     ("jit", "off"),
@@ -183,8 +183,8 @@ impl PostgresStore {
 }
 
 /// Makes the schema that has the tables the first of the search path. Otherwise tables that are
-/// missing there, or a history that this user may not read, would be created in another schema, which
-/// hides the tables from this user.
+/// missing there, or a history that this user may not read, would be created in another schema,
+/// which hides the tables from this user.
 const USE_SCHEMA_OF_TABLES: &str = "
 SELECT set_config('search_path', quote_ident(n.nspname), false)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace

@@ -97,8 +97,8 @@ pub(crate) trait RowStore: Send {
     }
 
     /// Looks up a column by schema, table, and itself with the other columns of its key, for
-    /// databases whose transactions [cannot](super::dialect::ColumnLookup::ElsewhereInSchema) look it
-    /// up themselves.
+    /// databases whose transactions [cannot](super::dialect::ColumnLookup::ElsewhereInSchema) look
+    /// it up themselves.
     fn column<'a>(&'a mut self, path: &'a (String, String, Vec<String>)) -> StoreFuture<'a, Option<Column>> {
         let _ = path;
         Box::pin(async { Ok(None) })

@@ -101,8 +101,8 @@ impl Mode {
     }
 }
 
-/// Reads the columns `id, owner, client, token, remaining, waiting, lost, asked`. `remaining` depends on
-/// the expiry and the heartbeat.
+/// Reads the columns `id, owner, client, token, remaining, waiting, lost, asked`. `remaining`
+/// depends on the expiry and the heartbeat.
 pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     let holder = holder(&row.text("id")?)?;
     let counts = matches!(holder, Holder::Lease(_) | Holder::Kept);

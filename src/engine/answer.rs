@@ -230,8 +230,8 @@ impl Engine {
                     state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
                 }
                 Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()) {
-                    // An abandoned resumption may be about to restore the identity of the lease, once
-                    // its row is no longer locked.
+                    // An abandoned resumption may be about to restore the identity of the lease,
+                    // once its row is no longer locked.
                     Some(waiter) if waiter.unknown < MAX_UNKNOWN_ANSWERS => {
                         waiter.ask_at = now + WHILE_LOCKED * (1 << waiter.unknown);
                         waiter.unknown += 1;
@@ -273,8 +273,8 @@ impl Engine {
 
     /// Handles a request that was not answered.
     pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
-        // This request may still take effect. Earlier ones were answered, so the acquisitions of this
-        // one alone are withdrawn again.
+        // This request may still take effect. Earlier ones were answered, so the acquisitions of
+        // this one alone are withdrawn again.
         self.mark_lingering(now, name, &body);
         let closes = self.is_closing();
         let Some(state) = self.names.get_mut(name) else {

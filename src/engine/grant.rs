@@ -157,8 +157,8 @@ impl Engine {
         let ttl = waiter.claim.ttl.min(GRANT);
         let (since, remaining) = if is_on(Mutation::CountFromNews) { (now, Some(ttl)) } else { (since, remaining) };
         let lasts = remaining.unwrap_or_default();
-        // Where no heartbeat moves the expiry, or the expiry is near, an extension sets it before the
-        // caller gets the lease.
+        // Where no heartbeat moves the expiry, or the expiry is near, an extension sets it before
+        // the caller gets the lease.
         if !waiter.claim.is_kept || since + relied_on(lasts) <= now + ttl / 2 {
             (waiter.state, waiter.granted_in) = (WaiterState::Granted(token), Some(epoch));
             return;

@@ -3,9 +3,9 @@
 //! One beat extends every lease of the client, so a holder may rely on a lease until `time before
 //! the beat was sent + TTL`, less a margin. A beat whose answer has a new notice begins an epoch: a
 //! lease was taken away from the client, or its release was requested. That beat and later ones
-//! extend a holding only after the holding was looked up in that epoch. The same applies to the first
-//! answered beat after a failed beat: another store may answer, which has missed the last grants. The
-//! sessions of ZooKeeper and Chubby work alike.
+//! extend a holding only after the holding was looked up in that epoch. The same applies to the
+//! first answered beat after a failed beat: another store may answer, which has missed the last
+//! grants. The sessions of ZooKeeper and Chubby work alike.
 
 use std::time::Duration;
 

@@ -113,8 +113,8 @@ impl Holding {
         self.claim.id
     }
 
-    /// Begins the release of a holding, whose last leases were `last`. The holder of `lease` waits for
-    /// the verdict. Without `keeps`, the name is free at once.
+    /// Begins the release of a holding, whose last leases were `last`. The holder of `lease` waits
+    /// for the verdict. Without `keeps`, the name is free at once.
     pub(super) fn begin_release(&mut self, now: Moment, last: &[LocalLease], lease: Option<LeaseKey>, keeps: bool) {
         let kept = last.iter().filter(|_| keeps).map(|lease| lease.keeps_until.since(now));
         let keep_for = kept.max().unwrap_or_default();
@@ -219,8 +219,8 @@ impl Holding {
         }
     }
 
-    /// Puts off the next statement about the holding, longer each time. Without a heartbeat that keeps
-    /// the holding, several statements come before its deadline.
+    /// Puts off the next statement about the holding, longer each time. Without a heartbeat that
+    /// keeps the holding, several statements come before its deadline.
     pub(super) fn put_off(&mut self, now: Moment) {
         let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
         self.again_at = now + if self.is_kept { self.pause } else { self.pause.min(soon) };

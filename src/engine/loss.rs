@@ -75,8 +75,8 @@ impl Engine {
         };
         let holding = state.holdings.remove(i);
         // A holder that notices the end of a lease has the margin to stop its work before another
-        // client is granted the name. After twice the margin, the expiry in the store has passed, unless
-        // this client has sent a heartbeat.
+        // client is granted the name. After twice the margin, the expiry in the store has passed,
+        // unless this client has sent a heartbeat.
         let pause = if cause == LossCause::Expired { 2 * margin(holding.ttl) } else { Duration::ZERO };
         state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
         for lease in holding.leaving {

@@ -158,8 +158,8 @@ impl Name {
     }
 
     /// Returns the places of the waiters that may have an entry in the store: the first ones behind
-    /// the tries, which get no entries, or all waiters if any has a named owner. The work per answer
-    /// does not grow with the number of waiters before and behind them.
+    /// the tries, which get no entries, or all waiters if any has a named owner. The work per
+    /// answer does not grow with the number of waiters before and behind them.
     fn places(&self) -> Range<usize> {
         let all = 0..self.waiters.len();
         if self.reentering > 0 {
@@ -183,7 +183,8 @@ impl Name {
         self.waiters.range(self.places().start..).filter(|waiter| !waiter.tries())
     }
 
-    /// Returns the waiters that only try. They come first, except for owners that may share the name.
+    /// Returns the waiters that only try. They come first, except for owners that may share the
+    /// name.
     pub(super) fn tries(&self) -> impl Iterator<Item = &Waiter> {
         self.waiters.iter().filter(|waiter| waiter.tries()).take(self.tries)
     }

@@ -144,8 +144,8 @@ impl Name {
         if let Some((id, extension)) = confirmed {
             return Some((Step::Extend(id), Request::Extend(extension)));
         }
-        // Beside an exclusive holding of this client, no other owner has one. Only a resumed lease is
-        // refused by the answer.
+        // Beside an exclusive holding of this client, no other owner has one. Only a resumed lease
+        // is refused by the answer.
         let holder = self.holdings.iter().find(|h| h.claim.mode == Mode::Exclusive).map(|h| h.claim.owner);
         let joins = |waiter: &&Waiter| {
             let can_join = waiter.resumes.is_some() || holder.is_none_or(|holder| holder == waiter.claim.owner);

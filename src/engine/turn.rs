@@ -1,5 +1,5 @@
-//! Who is next: how the engine carries out what the [policy](super::policy) decides from a name and its
-//! queue as read.
+//! Who is next: how the engine carries out what the [policy](super::policy) decides from a name and
+//! its queue as read.
 
 use super::action::{Action, Refusal};
 use super::heartbeat::Epoch;

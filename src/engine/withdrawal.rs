@@ -25,8 +25,8 @@ pub(super) struct Withdrawal {
     pub(super) until: Option<Moment>,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
-    /// The waiter that timed out, and the latest moment of its refusal. The answer to the withdrawal
-    /// refuses it earlier.
+    /// The waiter that timed out, and the latest moment of its refusal. The answer to the
+    /// withdrawal refuses it earlier.
     pub(super) timed_out: Option<(WaiterId, Moment)>,
 }
 

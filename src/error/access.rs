@@ -18,8 +18,8 @@ pub enum AccessError {
     /// A pooler between client and server refuses the connection, or mixes up prepared statements.
     #[error("a pooler in between is not set up for this client")]
     Pooler,
-    /// The server's certificate is not trusted, or is for another host, or the server has no TLS and
-    /// the URL demands it.
+    /// The server's certificate is not trusted, or is for another host, or the server has no TLS
+    /// and the URL demands it.
     #[error("no trusted TLS connection to the server is possible")]
     Tls,
     /// The server has a role or mode in which its locks would not exclude all clients.

@@ -9,8 +9,8 @@ use super::Error;
 
 /// Makes a response of an error, so that a handler of axum may return the error. The response is
 /// `application/problem+json` without a detail: it names no lock, table or server. Log the error if
-/// the detail matters. A handler that returns `anyhow::Error` finds this error, and its status, with
-/// `downcast::<sqlock::Error>()`.
+/// the detail matters. A handler that returns `anyhow::Error` finds this error, and its status,
+/// with `downcast::<sqlock::Error>()`.
 ///
 /// | status | errors |
 /// |---|---|

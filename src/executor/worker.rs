@@ -159,7 +159,8 @@ pub(super) struct Worker {
     suspects: Option<Arc<TaskQueue>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
-    /// How long opening a connection may take at least: longer after each attempt that took too long.
+    /// How long opening a connection may take at least: longer after each attempt that took too
+    /// long.
     connect_within: Duration,
 }
 
@@ -189,9 +190,9 @@ impl Worker {
         }
     }
 
-    /// Makes this the worker for heartbeats, which have `heartbeat_timeout` for an answer. It receives the
-    /// notifications of grants by other clients. When it loses its connection, the connections of the
-    /// workers of `suspects` become suspect.
+    /// Makes this the worker for heartbeats, which have `heartbeat_timeout` for an answer. It
+    /// receives the notifications of grants by other clients. When it loses its connection, the
+    /// connections of the workers of `suspects` become suspect.
     pub(super) fn for_heartbeats(
         self,
         sink: NotificationSink,

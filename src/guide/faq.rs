@@ -4,8 +4,8 @@
 //! neither the work nor the wait. It should be longer than a pause of the process and a failover of
 //! the database: everything shorter is survived without a loss.
 //!
-//! **Must I check `is_held` all the time?** No. [`run`](crate::LeaseRequest::run) drops the work when
-//! the lease is lost; a [fence](crate::Lease::fence) protects the data even if the process was
+//! **Must I check `is_held` all the time?** No. [`run`](crate::LeaseRequest::run) drops the work
+//! when the lease is lost; a [fence](crate::Lease::fence) protects the data even if the process was
 //! stopped in between. Check before an effect outside of the database.
 //!
 //! **Do I need a lease for one transaction?** No: [`Locks::row`](crate::Locks::row) costs one
@@ -13,9 +13,9 @@
 //!
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
 //! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL, on MariaDB and
-//! behind a pooler that shares the sessions of PostgreSQL, the waiter polls, and notices its grant up
-//! to 2 ms late, or by an eighth of the time for which the holders before it had the name, at most
-//! 100 ms. A waiter that was not the first at its last poll may be late by 250 ms.
+//! behind a pooler that shares the sessions of PostgreSQL, the waiter polls, and notices its grant
+//! up to 2 ms late, or by an eighth of the time for which the holders before it had the name, at
+//! most 100 ms. A waiter that was not the first at its last poll may be late by 250 ms.
 //!
 //! **Does it work behind PgBouncer?** Leases, row locks and idempotency do, in transaction mode as
 //! well. [Session locks](crate::session::SessionLock) refuse. ProxySQL and MaxScale are not tested;
@@ -25,8 +25,8 @@
 //! [sweeper](crate::Locks::sweeper) deletes when it has been free for an hour. 100 000 held leases
 //! cost one statement a second. See [`costs`](super::costs).
 //!
-//! **May the database user be read-only?** No: a lease is written. [`security`](super::security) lists
-//! the rights for each task; only [`migrate`](crate::Locks::migrate) creates tables.
+//! **May the database user be read-only?** No: a lease is written. [`security`](super::security)
+//! lists the rights for each task; only [`migrate`](crate::Locks::migrate) creates tables.
 //!
 //! **Why are the tables "missing" although I migrated?** The client opens connections of its own
 //! with the pool's connect options. A `search_path` that `after_connect` sets does not apply to
@@ -48,8 +48,8 @@
 //! **How do I test code that locks?** With [`testing::Memory`](crate#features), which refuses,
 //! expires and goes away on demand, in virtual time.
 //!
-//! **How do I turn locks off for a demonstration?** `testing::null_locks()` returns locks that exclude
-//! nobody.
+//! **How do I turn locks off for a demonstration?** `testing::null_locks()` returns locks that
+//! exclude nobody.
 //!
 //! **Who holds it?** `sqlock show NAME`, [`Locks::holders`](crate::Locks::holders), or the view
 //! `sqlock_holders`. Of a session lock:

@@ -45,8 +45,8 @@
 //! | Redlock on five servers | [`Quorum`](crate::quorum::Quorum) |
 //!
 //! What gets slower: a grant is a durable commit, some tenths of a millisecond on the database
-//! instead of a write to memory. If a lock may be lost and guards no data (a rate limit, a cache that
-//! is built twice at worst), leave it in Redis.
+//! instead of a write to memory. If a lock may be lost and guards no data (a rate limit, a cache
+//! that is built twice at worst), leave it in Redis.
 //!
 //! # From ShedLock
 //!
@@ -85,8 +85,8 @@
 //! | `usingDbTime()` | always |
 //! | table `shedlock` | [`Locks::migrate`](crate::Locks::migrate) creates its own; drop the old one later |
 //!
-//! A job of another language, or of cron, runs under `sqlock run --nonblock --skip-ok --hold-at-least
-//! 5m report -- ./report`.
+//! A job of another language, or of cron, runs under `sqlock run --nonblock --skip-ok
+//! --hold-at-least 5m report -- ./report`.
 //!
 //! # From advisory locks
 //!
@@ -111,9 +111,9 @@
 //! # }
 //! ```
 //!
-//! Take a [lease](crate::Locks::lease) instead if the work outlives a connection, must be fenced, or
-//! goes through a transaction pooler. Names replace numbers. A session lock and `pg_advisory_lock` of
-//! your own do not exclude each other. `pg_advisory_xact_lock` becomes
+//! Take a [lease](crate::Locks::lease) instead if the work outlives a connection, must be fenced,
+//! or goes through a transaction pooler. Names replace numbers. A session lock and
+//! `pg_advisory_lock` of your own do not exclude each other. `pg_advisory_xact_lock` becomes
 //! `locks.row("report").lock(&mut tx)`.
 //!
 //! # From a hand-written table
@@ -153,6 +153,6 @@
 //! ```
 //!
 //! A column `status = 'running'` that a crashed worker leaves behind becomes
-//! [`rows_where`](crate::Locks::rows_where) with `skip_locked` for jobs that fit a transaction, and a
-//! lease on the job's name for longer ones. A table of request ids that is read before the effect and
-//! written after it becomes [`Idempotency`](crate::idempotency::Idempotency).
+//! [`rows_where`](crate::Locks::rows_where) with `skip_locked` for jobs that fit a transaction, and
+//! a lease on the job's name for longer ones. A table of request ids that is read before the effect
+//! and written after it becomes [`Idempotency`](crate::idempotency::Idempotency).

@@ -19,10 +19,10 @@
 //!
 //! # SeaORM and Diesel
 //!
-//! SeaORM is built on sqlx. If its sqlx is the one of this crate (0.9), a client can share the pool:
-//! `Locks::new(db.get_postgres_connection_pool().clone())`. Otherwise, and with Diesel, whose
-//! connections are of its own kind, use [`Locks::connect`](crate::Locks::connect) with the same URL:
-//! leases, semaphores and elections need nothing else.
+//! SeaORM is built on sqlx. If its sqlx is the one of this crate (0.9), a client can share the
+//! pool: `Locks::new(db.get_postgres_connection_pool().clone())`. Otherwise, and with Diesel, whose
+//! connections are of its own kind, use [`Locks::connect`](crate::Locks::connect) with the same
+//! URL: leases, semaphores and elections need nothing else.
 //!
 //! A fence belongs to a transaction of sqlx. In a transaction of another library the row that is
 //! written can check the token instead. As the first statement, which must change one row:
@@ -36,8 +36,9 @@
 //!
 //! # actix
 //!
-//! actix-web runs each worker on a tokio runtime of its own, and a client belongs to the runtime that
-//! used it first. Use it once in `main`, before the server starts, and share it with `web::Data`:
+//! actix-web runs each worker on a tokio runtime of its own, and a client belongs to the runtime
+//! that used it first. Use it once in `main`, before the server starts, and share it with
+//! `web::Data`:
 //!
 //! ```text
 //! #[actix_web::main]
@@ -78,8 +79,8 @@
 //! # }
 //! ```
 //!
-//! In a URL it is `?options=-csearch_path%3Dapp`. A pooler may drop such options; `ALTER ROLE app SET
-//! search_path = app` works everywhere.
+//! In a URL it is `?options=-csearch_path%3Dapp`. A pooler may drop such options; `ALTER ROLE app
+//! SET search_path = app` works everywhere.
 //!
 //! # Platforms
 //!

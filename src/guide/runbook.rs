@@ -55,9 +55,9 @@
 //!
 //! A lease expired, and its name went to another client: its process was killed, or crashed, or is
 //! stopped (it says `lost a lease` when it runs again), or the database was away when it ended.
-//! Nobody held the name until the TTL was over. Look for out-of-memory kills and for deployments that
-//! kill before [`Locks::drain`] has ended. The new holder must expect work that is half done. A name
-//! that begins with `sqlock-idem/` is an attempt at a request with a key:
+//! Nobody held the name until the TTL was over. Look for out-of-memory kills and for deployments
+//! that kill before [`Locks::drain`] has ended. The new holder must expect work that is half done.
+//! A name that begins with `sqlock-idem/` is an attempt at a request with a key:
 //! [`RecordInfo::lease`](crate::idempotency::RecordInfo::lease) of its record is this name.
 //!
 //! # A holder that hangs
@@ -150,16 +150,16 @@
 //! ```
 //!
 //! The VERSION is in the last comment of what you have pasted before. Programs of the earlier
-//! release go on, and can be started again: migrations only add.
-//! [`Error::NewerSchema`] is the exception: a release that earlier ones cannot work with has migrated
-//! the database. Update the program that reports it.
+//! release go on, and can be started again: migrations only add. [`Error::NewerSchema`] is the
+//! exception: a release that earlier ones cannot work with has migrated the database. Update the
+//! program that reports it.
 //!
 //! # A deployment
 //!
 //! [`Locks::drain`] refuses new requests, gives the holders some time to finish, and shuts down. A
 //! process that is killed instead blocks its names for their TTL. Behind a load balancer, wait some
-//! seconds before the signal (`preStop` in Kubernetes), until no requests come any more: health does
-//! not show a drain, and a server that ends gracefully closes its listener at once.
+//! seconds before the signal (`preStop` in Kubernetes), until no requests come any more: health
+//! does not show a drain, and a server that ends gracefully closes its listener at once.
 //!
 //! [`Error::Access`]: crate::Error::Access
 //! [`Error::NewerSchema`]: crate::Error::NewerSchema

@@ -2,9 +2,10 @@
 //!
 //! # Rights
 //!
-//! Only [`Locks::migrate`] creates tables, and only when some are missing. `sqlock schema` prints the
-//! statements for your own migrations. From then on these rights suffice; a test grants exactly them
-//! on PostgreSQL, MySQL and MariaDB, and runs each task. `sqlock doctor` names the missing ones.
+//! Only [`Locks::migrate`] creates tables, and only when some are missing. `sqlock schema` prints
+//! the statements for your own migrations. From then on these rights suffice; a test grants exactly
+//! them on PostgreSQL, MySQL and MariaDB, and runs each task. `sqlock doctor` names the missing
+//! ones.
 //!
 //! | task | tables | rights |
 //! |---|---|---|
@@ -20,8 +21,8 @@
 //! | reading the view `sqlock_holders` | `sqlock_holders` (MySQL, MariaDB: and the tables of inspection) | SELECT |
 //! | migrating tables that are up to date, and votes of a quorum | `_sqlock_migrations` | SELECT |
 //!
-//! [Session locks](crate::session::SessionLock) need no right on tables. Row locks on your own tables
-//! need the rights of the statements that you send to them.
+//! [Session locks](crate::session::SessionLock) need no right on tables. Row locks on your own
+//! tables need the rights of the statements that you send to them.
 //!
 //! # A user with these rights
 //!
@@ -39,10 +40,10 @@
 //!
 //! Such a user cannot
 //!
-//! - let a holder believe in a lease for longer than the holder's own deadline, which is taken from the
-//!   holder's clock before each renewal;
-//! - run SQL in other sessions: names, labels, holders and keys are parameters of prepared statements or
-//!   escaped literals;
+//! - let a holder believe in a lease for longer than the holder's own deadline, which is taken from
+//!   the holder's clock before each renewal;
+//! - run SQL in other sessions: names, labels, holders and keys are parameters of prepared
+//!   statements or escaped literals;
 //! - stop other clients with rows that cannot be read: they leave such rows out, with a warning;
 //! - act on an operator's terminal: see below.
 //!
@@ -51,16 +52,16 @@
 //!
 //! # Terminals
 //!
-//! Names, labels, holders and notes come from others. The command escapes control characters, format
-//! characters such as U+202E, which reverses text, and newlines in all of its output: tables, messages,
-//! the screen of `sqlock ls --watch`, and JSON, where nothing is lost by it. The library writes names
-//! with quotes and escapes in errors and logs.
+//! Names, labels, holders and notes come from others. The command escapes control characters,
+//! format characters such as U+202E, which reverses text, and newlines in all of its output:
+//! tables, messages, the screen of `sqlock ls --watch`, and JSON, where nothing is lost by it. The
+//! library writes names with quotes and escapes in errors and logs.
 //!
 //! # TLS
 //!
-//! The URL decides. By default PostgreSQL and MySQL clients use TLS if the server offers it, and trust
-//! any certificate: this protects against eavesdropping, not against a server that impersonates
-//! yours.
+//! The URL decides. By default PostgreSQL and MySQL clients use TLS if the server offers it, and
+//! trust any certificate: this protects against eavesdropping, not against a server that
+//! impersonates yours.
 //!
 //! | | verify the server |
 //! |---|---|
@@ -68,18 +69,18 @@
 //! | MySQL, MariaDB | `?ssl-mode=VERIFY_IDENTITY&ssl-ca=/etc/ssl/db.pem` |
 //!
 //! A certificate of another authority, or for another host name, is refused with
-//! [`AccessError::Tls`] before a password is sent. The library uses the TLS that your
-//! `sqlx` has; the command brings rustls with the certificates that the system trusts. `sqlock doctor`
-//! reports a connection without TLS, or one that does not verify the server.
+//! [`AccessError::Tls`] before a password is sent. The library uses the TLS that your `sqlx` has;
+//! the command brings rustls with the certificates that the system trusts. `sqlock doctor` reports
+//! a connection without TLS, or one that does not verify the server.
 //!
 //! # Passwords
 //!
-//! - Other users of a host see command lines: pass the URL in a variable, or as `-D @FILE` from a file
-//!   that only its owner can read.
+//! - Other users of a host see command lines: pass the URL in a variable, or as `-D @FILE` from a
+//!   file that only its owner can read.
 //! - No message contains a password: errors name host and port, not the URL, and usage errors mask
 //!   URLs.
-//! - `sqlock run` passes its environment on to the command, and with it `DATABASE_URL`, as every shell
-//!   does. Start it with `-D @FILE` if the command must not know the URL.
+//! - `sqlock run` passes its environment on to the command, and with it `DATABASE_URL`, as every
+//!   shell does. Start it with `-D @FILE` if the command must not know the URL.
 //!
 //! [`AccessError::Tls`]: crate::database::AccessError::Tls
 //! [`Idempotency::seal`]: crate::idempotency::Idempotency::seal

@@ -199,10 +199,10 @@
 //! # What needs a database
 //!
 //! A fence, a row lock, a version and a request with a key run in a transaction of a real database:
-//! test such code on a SQLite file in a temporary directory, or on a throwaway PostgreSQL or MySQL if
-//! it names the pool's type. Keep the call of a payment provider in a function of the request and
-//! the provider's key, which needs neither. Code that takes its work as an argument can be tested
-//! here, without the fence that the work begins with.
+//! test such code on a SQLite file in a temporary directory, or on a throwaway PostgreSQL or MySQL
+//! if it names the pool's type. Keep the call of a payment provider in a function of the request
+//! and the provider's key, which needs neither. Code that takes its work as an argument can be
+//! tested here, without the fence that the work begins with.
 //!
 //! ```
 //! use std::time::Duration;

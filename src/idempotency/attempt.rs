@@ -192,8 +192,8 @@ impl Attempt {
     }
 
     /// Deletes the record, because the request certainly had no effect: the key is free, and an
-    /// issued token valid again. If this attempt is not the latest any more, or the request is done,
-    /// the call changes nothing and returns `Ok`.
+    /// issued token valid again. If this attempt is not the latest any more, or the request is
+    /// done, the call changes nothing and returns `Ok`.
     ///
     /// # Errors
     ///

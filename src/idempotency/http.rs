@@ -77,14 +77,13 @@
 //!
 //! A response with a status of 200 to 399 is stored if and only if the effect is committed (other
 //! statuses as [selected](IdempotencyLayer::store_if)): the status, the body, and these headers, in
-//! their order and with repetitions: `Content-Disposition`,
-//! `Content-Encoding`, `Content-Language`, `Content-Location`, `Content-Type`, `ETag`,
-//! `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, and those
-//! [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all
-//! headers of the handler. A body is read to its end before it is sent, up to the
-//! [limit](IdempotencyLayer::response_limit), in the transaction or under the lease of its request.
-//! The body of another response, such as a refusal, is sent after the key is free, so it must have no
-//! effect.
+//! their order and with repetitions: `Content-Disposition`, `Content-Encoding`, `Content-Language`,
+//! `Content-Location`, `Content-Type`, `ETag`, `Last-Modified`, `Link`, `Location`, `Retry-After`,
+//! `Vary`, and those [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The
+//! first response has all headers of the handler. A body is read to its end before it is sent, up
+//! to the [limit](IdempotencyLayer::response_limit), in the transaction or under the lease of its
+//! request. The body of another response, such as a refusal, is sent after the key is free, so it
+//! must have no effect.
 //!
 //! # Problems
 //!
@@ -98,8 +97,8 @@
 //! ## key-malformed
 //! 400: the header is not a key, or there are two.
 //! ## key-not-supported
-//! 400: the route [requires](IdempotencyLayer::required) keys, and the request has one with a method
-//! for which keys are not [read](IdempotencyLayer::methods), such as PUT or DELETE.
+//! 400: the route [requires](IdempotencyLayer::required) keys, and the request has one with a
+//! method for which keys are not [read](IdempotencyLayer::methods), such as PUT or DELETE.
 //! ## principal-missing
 //! 401: the request has a key and no known principal. The layer that authenticates sets the header
 //! `WWW-Authenticate`.
@@ -108,8 +107,9 @@
 //! ## request-too-large
 //! 413: the body is longer than the [limit](IdempotencyLayer::request_limit). Nothing was claimed.
 //! ## in-progress
-//! 409, `Retry-After: 1`: another request with this key is in progress, or this one was cut off when
-//! its lease was lost, as at the end of a [drain](crate::Locks::drain). A repetition continues it.
+//! 409, `Retry-After: 1`: another request with this key is in progress, or this one was cut off
+//! when its lease was lost, as at the end of a [drain](crate::Locks::drain). A repetition continues
+//! it.
 //! ## outcome-unknown
 //! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown, or its
 //! outcome could not be recorded. It must be [resumed](IdempotencyLayer::resume), or
@@ -125,8 +125,8 @@
 //! 422: the key was used, its response has expired, and used keys are
 //! [refused](crate::idempotency::AfterRetention::Refuse).
 //! ## store-unavailable
-//! 503, `Retry-After: 5`: the database does not answer, or refuses, or this process is draining. The
-//! handler's work took no effect: it is never run without a claim.
+//! 503, `Retry-After: 5`: the database does not answer, or refuses, or this process is draining.
+//! The handler's work took no effect: it is never run without a claim.
 //! ## conflict
 //! 503, `Retry-After: 1`: every attempt at the transaction met a concurrent change. Nothing took
 //! effect.
@@ -134,8 +134,8 @@
 //! 503, `Retry-After: 1`: the connection was lost during the commit. A request with the same key
 //! finds out.
 //! ## response-not-storable
-//! 500: the handler's response ended before it was complete. The transaction was rolled back; under a
-//! lease the outcome is unknown.
+//! 500: the handler's response ended before it was complete. The transaction was rolled back; under
+//! a lease the outcome is unknown.
 //! ## response-too-large
 //! 500: the handler's response is longer than the [limit](IdempotencyLayer::response_limit). The
 //! transaction was rolled back; under a lease the outcome is unknown.
@@ -182,7 +182,8 @@
 //! with [`Idempotent`] their place does not matter.
 //!
 //! A timeout drops the handler as a disconnecting client does. Inside a leased layer, its status
-//! leaves the outcome unknown: it must be 408 or 504, not one that is stored or counts as a refusal.
+//! leaves the outcome unknown: it must be 408 or 504, not one that is stored or counts as a
+//! refusal.
 //!
 //! # When the client disconnects
 //!

@@ -189,8 +189,8 @@ impl Idempotency {
 pub struct RecordInfo {
     /// The namespace.
     pub namespace: String,
-    /// The principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one. `None`: the
-    /// key is global.
+    /// The principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one. `None`:
+    /// the key is global.
     pub principal: Option<String>,
     /// The key, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
     pub key: String,
@@ -242,8 +242,8 @@ pub(super) fn time_of_micros(micros: i64) -> chrono::DateTime<chrono::Utc> {
     chrono::DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
 
-/// Writes the fields but `request_bytes` under their names, and times as RFC 3339. `expires_at` is null for a record that
-/// has not ended, or is expired.
+/// Writes the fields but `request_bytes` under their names, and times as RFC 3339. `expires_at` is
+/// null for a record that has not ended, or is expired.
 impl Serialize for RecordInfo {
     fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
         #[derive(Serialize)]

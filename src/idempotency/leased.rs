@@ -16,10 +16,10 @@ impl Idempotency {
     ///
     /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first for
     /// this key, or the continuation of an earlier attempt whose process died (see
-    /// [`number`](Attempt::number)), however long ago. The provider recognizes the repeated call only
-    /// while it [keeps its keys](Attempt::provider_key). Requests with the key of an attempt with an
-    /// [unknown](Attempt::unknown) outcome receive [`Outcome::Unknown`]; [`resume`](Self::resume)
-    /// continues the attempt.
+    /// [`number`](Attempt::number)), however long ago. The provider recognizes the repeated call
+    /// only while it [keeps its keys](Attempt::provider_key). Requests with the key of an attempt
+    /// with an [unknown](Attempt::unknown) outcome receive [`Outcome::Unknown`];
+    /// [`resume`](Self::resume) continues the attempt.
     ///
     /// # Errors
     ///

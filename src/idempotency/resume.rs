@@ -58,7 +58,8 @@ impl ResumePolicy {
     /// Sets the number of attempts after which a request is no longer resumed, but
     /// [listed](Idempotency::dead_letters) as a dead letter: at least 1, and unlimited by default.
     /// An attempt that panics, or whose process dies, counts too. The limit does not apply to
-    /// clients: a repeated request continues an attempt that has died, after any number of attempts.
+    /// clients: a repeated request continues an attempt that has died, after any number of
+    /// attempts.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = attempts.max(1);
         self

@@ -34,16 +34,16 @@ impl Idempotency {
     /// The claim on the key is the transaction's first statement, the work's own follow, then the
     /// result is stored as JSON, and the transaction commits. When the work fails, everything is
     /// rolled back and the key is free, unless one of its statements has ended the transaction (see
-    /// below). After a concurrent change, or a lost connection during the commit, the transaction is
-    /// run again from the claim, which shows whether the work has taken effect
+    /// below). After a concurrent change, or a lost connection during the commit, the transaction
+    /// is run again from the claim, which shows whether the work has taken effect
     /// ([`retry`](Self::retry) limits the attempts; the closure follows the [rules of
     /// `Retry`](crate::retry::Retry)).
     ///
-    /// A statement of the work can end the transaction early. On MySQL and MariaDB, DDL and TRUNCATE
-    /// commit it: the outcome is then [unknown](Outcome::Unknown), whatever the work returns. On
-    /// SQLite, a conflict of `INSERT OR ROLLBACK` or a full disk rolls it back, and later statements
-    /// commit by themselves: the outcome is unknown, too, unless the work returns an error with which
-    /// SQLite ends a transaction by itself (a full disk, an I/O error).
+    /// A statement of the work can end the transaction early. On MySQL and MariaDB, DDL and
+    /// TRUNCATE commit it: the outcome is then [unknown](Outcome::Unknown), whatever the work
+    /// returns. On SQLite, a conflict of `INSERT OR ROLLBACK` or a full disk rolls it back, and
+    /// later statements commit by themselves: the outcome is unknown, too, unless the work returns
+    /// an error with which SQLite ends a transaction by itself (a full disk, an I/O error).
     ///
     /// The call costs two statements: the claim and the result. (Before the first use of a pool,
     /// two more compare its database with that of the client; on MySQL and MariaDB they compare
@@ -62,8 +62,8 @@ impl Idempotency {
     /// database than the client; on MySQL and MariaDB [`Error::NotClaimed`] when a deadlock whose
     /// error the work ignored has rolled the claim back. Nothing took effect. (Also [`Error::Json`]
     /// when a stored result is not of the requested type, and [`Error::Sealed`] when it cannot be
-    /// opened: that request did take effect.) [`Error::CommitUnknown`] when the outcome could not be
-    /// determined in time: send the request again with the same key.
+    /// opened: that request did take effect.) [`Error::CommitUnknown`] when the outcome could not
+    /// be determined in time: send the request again with the same key.
     ///
     /// # Cancel safety
     ///
@@ -155,8 +155,8 @@ impl Idempotency {
             match self.retry.attempt(pool, transaction, false).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(RunEnd::Exhausted)?,
-                // Except on MySQL and MariaDB, where autocommit is off until the attempt has ended, later
-                // statements of the work have committed by themselves.
+                // Except on MySQL and MariaDB, where autocommit is off until the attempt has ended,
+                // later statements of the work have committed by themselves.
                 Err(AttemptEnd::EndedByWork(source)) if DB::KIND != Kind::MySql => {
                     doubt.record(source);
                     return self.record_unknown(pool, claim, attempts, doubt).await;
@@ -182,8 +182,8 @@ impl Idempotency {
         }
     }
 
-    /// Records that the outcome is unknown, after the claim was rolled back during the work. If that
-    /// fails, the doubt stays.
+    /// Records that the outcome is unknown, after the claim was rolled back during the work. If
+    /// that fails, the doubt stays.
     async fn record_unknown<DB, T, E>(
         &self,
         pool: &Pool<DB>,

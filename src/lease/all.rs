@@ -131,8 +131,8 @@ impl LeaseAllRequest {
         self.with_names(names, Mode::READ)
     }
 
-    /// Adds permits of a [semaphore](Semaphore), which must be of the same client. Its options, owner
-    /// and callback do not apply: those of this request do.
+    /// Adds permits of a [semaphore](Semaphore), which must be of the same client. Its options,
+    /// owner and callback do not apply: those of this request do.
     pub fn permits(mut self, semaphore: &Semaphore, count: u32) -> Self {
         self.parts.push(Part::Permits(semaphore.clone(), count));
         self
@@ -342,7 +342,8 @@ impl LeaseAll {
         first(self.leases.iter().map(Lease::lost)).await
     }
 
-    /// Waits until the holder is asked to release one of the leases, as [`Lease::revoke_requested`].
+    /// Waits until the holder is asked to release one of the leases, as
+    /// [`Lease::revoke_requested`].
     ///
     /// # Cancel safety
     ///

@@ -162,8 +162,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Sets how often to poll: every second by default, every 10 milliseconds at most, once a day at
-    /// least. A poll is one `SELECT`. A shorter leadership can go unnoticed.
+    /// Sets how often to poll: every second by default, every 10 milliseconds at most, once a day
+    /// at least. A poll is one `SELECT`. A shorter leadership can go unnoticed.
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = interval.clamp(Duration::from_millis(10), Duration::from_secs(86_400));
         self

@@ -42,8 +42,8 @@ impl Lease {
     /// # Errors
     ///
     /// [`Error::Lost`] when the lease has ended: nothing was written. [`Error::Fence`] when the
-    /// transaction belongs to another database, is not open, is inside a savepoint, or began to read
-    /// before the lease: the lease is held as before. After an error, roll back.
+    /// transaction belongs to another database, is not open, is inside a savepoint, or began to
+    /// read before the lease: the lease is held as before. After an error, roll back.
     ///
     /// # Cancel safety
     ///

@@ -141,8 +141,8 @@ impl Lease {
     /// # Errors
     ///
     /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], [`Error::Closed`],
-    /// [`Error::Access`], or [`Error::Unavailable`] and [`Error::Database`], after which the extension
-    /// may still take place.
+    /// [`Error::Access`], or [`Error::Unavailable`] and [`Error::Database`], after which the
+    /// extension may still take place.
     ///
     /// # Cancel safety
     ///

@@ -81,8 +81,8 @@ impl LeaseOptions {
         Ok(())
     }
 
-    /// Returns the options of one of several leases that are held together: the limits of the holding
-    /// begin when all are held.
+    /// Returns the options of one of several leases that are held together: the limits of the
+    /// holding begin when all are held.
     pub(crate) fn of_part(&self) -> Self {
         let ttl = bounded_ttl(self.ttl, self.max_hold, Duration::ZERO);
         Self { ttl, max_hold: None, hold_at_least: Duration::ZERO, ..self.clone() }
@@ -132,8 +132,8 @@ macro_rules! option_setters {
 
             /// Ends the lease after this time, even while it is renewed, so that a worker that
             /// hangs does not hold the name for ever. The lease is then lost with
-            /// [`LossCause::MaxHold`](crate::LossCause::MaxHold), and `run` drops the work. At least
-            /// the shortest allowed TTL.
+            /// [`LossCause::MaxHold`](crate::LossCause::MaxHold), and `run` drops the work. At
+            /// least the shortest allowed TTL.
             pub fn max_hold(mut self, at_most: std::time::Duration) -> Self {
                 self.options_mut().max_hold = Some(at_most);
                 self

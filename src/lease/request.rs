@@ -233,7 +233,8 @@ impl LeaseRequest {
     /// ```
     ///
     /// If the compiler says of a spawned loop that an implementation of `Send` is not general
-    /// enough, because the loop takes its work as an argument, join the loop instead of spawning it.
+    /// enough, because the loop takes its work as an argument, join the loop instead of spawning
+    /// it.
     ///
     /// # Errors
     ///

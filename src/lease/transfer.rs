@@ -111,8 +111,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when the lease has ended; [`Error::Conversion`] when its owner has acquired the
-    /// name more than once. In both cases the lease is dropped, which releases it.
+    /// [`Error::Lost`] when the lease has ended; [`Error::Conversion`] when its owner has acquired
+    /// the name more than once. In both cases the lease is dropped, which releases it.
     pub fn export(self) -> Result<ExportedLease> {
         self.held()?;
         let mut lease = self;

@@ -58,8 +58,8 @@ impl LocksBuilder {
         Ok(Self::over(backend, kind))
     }
 
-    /// Splits a list of URLs. A comma separates if another URL follows. (Another comma may belong to
-    /// a password or to a file's name.)
+    /// Splits a list of URLs. A comma separates if another URL follows. (Another comma may belong
+    /// to a password or to a file's name.)
     #[doc(hidden)]
     pub fn split_urls(urls: &str) -> Vec<&str> {
         url::split(urls)
@@ -68,8 +68,8 @@ impl LocksBuilder {
     /// Requires a synchronous standby, on PostgreSQL only. Every grant, renewal and release, and
     /// every beginning and outcome of an attempt under a lease, is acknowledged only when a
     /// synchronous standby has it as well, so none is lost when the primary fails and that standby
-    /// takes over. A server is used only if a synchronous standby is connected to it (the user needs
-    /// the right to see the standby: `pg_monitor`).
+    /// takes over. A server is used only if a synchronous standby is connected to it (the user
+    /// needs the right to see the standby: `pg_monitor`).
     ///
     /// While the standby does not answer, requests end in
     /// [`Error::Unavailable`](crate::Error::Unavailable), and leases expire because they cannot be

@@ -101,9 +101,8 @@ impl Quorum {
     /// for a [detached](QuorumLease::detach) lease. Returns `false` when the token no longer holds
     /// the name on a majority. See [`Locks::extend`].
     ///
-    /// A `ttl` above that of the requests for the name needs
-    /// [`rejoin_after`](Self::rejoin_after) in all of its clients: a database that has lost its data
-    /// votes again after their TTL.
+    /// A `ttl` above that of the requests for the name needs [`rejoin_after`](Self::rejoin_after)
+    /// in all of its clients: a database that has lost its data votes again after their TTL.
     ///
     /// # Errors
     ///

@@ -87,8 +87,8 @@ impl QuorumLease {
         self.majority.lost().await
     }
 
-    /// Waits until the holder is [asked to release](crate::Locks::ask_to_release) the lease on one of
-    /// the databases. Pending for ever without a request. The lease stays held.
+    /// Waits until the holder is [asked to release](crate::Locks::ask_to_release) the lease on one
+    /// of the databases. Pending for ever without a request. The lease stays held.
     ///
     /// # Cancel safety
     ///

@@ -38,8 +38,8 @@ impl Nodes {
         if self.all { self.locks.len() } else { self.locks.len() / 2 + 1 }
     }
 
-    /// Returns the time on the clock of the clients. There is at least one, as [`check`](Self::check)
-    /// requires.
+    /// Returns the time on the clock of the clients. There is at least one, as
+    /// [`check`](Self::check) requires.
     pub(super) fn now(&self) -> Moment {
         self.locks[0].client().now()
     }

@@ -120,8 +120,8 @@ impl SessionRequest {
         self.send(true)?.answer_within_timeout().await
     }
 
-    /// Acquires the lock, runs the work while it is held, and releases it. When the lock is lost, the
-    /// work is dropped at its next await point.
+    /// Acquires the lock, runs the work while it is held, and releases it. When the lock is lost,
+    /// the work is dropped at its next await point.
     ///
     /// ```
     /// # async fn rebuild() {}

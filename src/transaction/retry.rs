@@ -85,9 +85,10 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///   into a savepoint: `tx.begin()`.)
 /// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
 ///   the run then ends with the same error (while the transaction runs, `autocommit` is off in its
-///   session there). On SQLite, where also a full disk and `INSERT OR ROLLBACK` end a transaction, it
-///   does too if the closure goes on after the end, because later statements commit by themselves.
-///   PostgreSQL does not report such an end: the part that was committed inside has taken effect.
+///   session there). On SQLite, where also a full disk and `INSERT OR ROLLBACK` end a transaction,
+///   it does too if the closure goes on after the end, because later statements commit by
+///   themselves. PostgreSQL does not report such an end: the part that was committed inside has
+///   taken effect.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
@@ -229,7 +230,8 @@ impl Retry {
                 let ended = end_transaction::<DB>(tx, Ending::Rollback).await;
                 pooled.is_clean = ended.is_ok();
                 match ended {
-                    // The closure may have gone on after the end: its later statements are committed.
+                    // The closure may have gone on after the end: its later statements are
+                    // committed.
                     Err(refusal) if has_no_transaction::<DB>(&refusal) && !may_end_transaction(error.as_error()) => {
                         let reason = format!("{ENDED_BY_WORK}. The closure failed: {}", report(error.as_error()));
                         Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(reason)))

@@ -272,9 +272,9 @@ impl<K> RowsOf<K> {
     /// order of the column's collation, which one more statement queries. Of several texts that the
     /// collation takes for equal, the first is used.
     ///
-    /// At REPEATABLE READ, the default on MySQL and MariaDB, a key without a row locks the gap where
-    /// it would be. Two transactions can both lock one gap, and then deadlock when both insert
-    /// there: use READ COMMITTED, or insert first, or [`Retry`](crate::retry::Retry).
+    /// At REPEATABLE READ, the default on MySQL and MariaDB, a key without a row locks the gap
+    /// where it would be. Two transactions can both lock one gap, and then deadlock when both
+    /// insert there: use READ COMMITTED, or insert first, or [`Retry`](crate::retry::Retry).
     ///
     /// # Errors
     ///
@@ -369,8 +369,8 @@ impl<K> RowsOf<K> {
     }
 }
 
-/// Sorts texts as a column does, and leaves out all but the first of those that the column takes for
-/// equal. No table is read, so no snapshot begins.
+/// Sorts texts as a column does, and leaves out all but the first of those that the column takes
+/// for equal. No table is read, so no snapshot begins.
 async fn sort_collated<'k, DB, K>(
     tx: &mut Transaction<'_, DB>,
     table: &Table,

@@ -169,8 +169,8 @@ fn client_of_an_ended_runtime_is_closed() {
     });
 }
 
-/// Each release fails as soon as it is submitted, and then the next one is. The stack would not hold
-/// them all at a time.
+/// Each release fails as soon as it is submitted, and then the next one is. The stack would not
+/// hold them all at a time.
 #[test]
 fn runtime_ends_while_many_leases_of_a_name_are_released() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -829,8 +829,8 @@ async fn claim_rolled_back_during_work_is_unknown() {
     assert_eq!(app.charge(&key).await, Outcome::New(1));
 }
 
-/// A statement ends the transaction, on PostgreSQL by making it unusable, and the work goes on. What it
-/// writes afterwards commits by itself on SQLite.
+/// A statement ends the transaction, on PostgreSQL by making it unusable, and the work goes on.
+/// What it writes afterwards commits by itself on SQLite.
 #[tokio::test]
 async fn work_that_goes_on_after_its_transaction_and_fails_is_unknown() {
     let end = match DATABASE {

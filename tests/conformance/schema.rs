@@ -395,7 +395,8 @@ async fn record(pool: &Pool<Sql>, version: i64) {
     run(pool, &sql).await;
 }
 
-/// A rolling upgrade: programs of two releases use the tables, and the earlier one is started again.
+/// A rolling upgrade: programs of two releases use the tables, and the earlier one is started
+/// again.
 #[tokio::test]
 async fn later_schema_of_one_generation_is_accepted() {
     let db = empty().await;

@@ -194,8 +194,8 @@ pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T
     }
 }
 
-/// Longer than any test lasts: a name with this TTL that becomes free was released, and a leaked lease
-/// is still held when a test times out.
+/// Longer than any test lasts: a name with this TTL that becomes free was released, and a leaked
+/// lease is still held when a test times out.
 pub const LONG: Duration = Duration::from_secs(600);
 
 /// The longest time that an expected event may take before a test fails.

@@ -1,5 +1,5 @@
-//! A capacity model: predicts the load that one database can carry, from constants that a run of the
-//! bench has measured.
+//! A capacity model: predicts the load that one database can carry, from constants that a run of
+//! the bench has measured.
 //!
 //! ```text
 //! scripts/bench --json run.json

@@ -53,8 +53,8 @@ impl Run {
         let write = floor(Row::new("A", "acquire, p50"))?;
         let cycle = value(Row::new("A", "acquire + release, p50"))?;
         let statement = 1e6 / (2.0 * floor(Row::new("B", "1024 tasks"))?);
-        // With so many tasks every statement is full. Either the server is busy all the time, or the
-        // connections of the client are.
+        // With so many tasks every statement is full. Either the server is busy all the time, or
+        // the connections of the client are.
         let full = limits.batch * 1e6 / (2.0 * value(Row::new("B", "1024 tasks"))?);
         let others = (full - statement).min(limits.workers * full - write.max(round_trip).max(cycle / 2.0));
         let (one, all) = (value(Row::heartbeat(1.0))?, value(Row::heartbeat(LEASES))?);

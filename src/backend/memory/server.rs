@@ -210,8 +210,8 @@ impl Memory {
         alone.into_iter().chain(shared).filter_map(FencingToken::new).collect()
     }
 
-    /// Returns the holdings of a name that heartbeats renew: the client, the token and the expiry of
-    /// each.
+    /// Returns the holdings of a name that heartbeats renew: the client, the token and the expiry
+    /// of each.
     fn renewed(&self, name: &LockName) -> Vec<(ClientId, i64, i64)> {
         let row = self.leases.get(name).filter(|row| matches!(row.holder, Holder::Lease(_)));
         let until = |row: &Lease| self.valid_until(row.expires_at, row.client, row.ttl);

@@ -1,4 +1,5 @@
-//! Carries out requests about several names in one text. Each has the same effect as alone, or none.
+//! Carries out requests about several names in one text. Each has the same effect as alone, or
+//! none.
 //!
 //! The UPDATE never waits. On MariaDB it fails if it meets a locked row. On MySQL it is part of a
 //! transaction, which locks the rows with SKIP LOCKED first, and continues only if it has locked
@@ -147,8 +148,8 @@ async fn acquire(
     Ok(responses)
 }
 
-/// An expression for the value that belongs to the name of the row `l`. `values` are in the order of
-/// their names, so the server finds one of n with log n comparisons.
+/// An expression for the value that belongs to the name of the row `l`. `values` are in the order
+/// of their names, so the server finds one of n with log n comparisons.
 fn value_by_name(values: &[(&LockName, String)]) -> String {
     match values {
         [] => "NULL".to_owned(),

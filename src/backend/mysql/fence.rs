@@ -105,10 +105,10 @@ const POLLS: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 // The nodes of a Galera cluster do not see each other's locks. But of two transactions that write a
-// row on different nodes, only one can commit. So the fence writes the row: it expires a microsecond
-// later. Each statement is a command of its own: see `Sending::OneByOne`. The first one selects the
-// holder, whether it is the holding, whether the transaction sees it, and whether a later holding, or
-// the loss of this one, is known here. Bind order: id, token, token, token, name.
+// row on different nodes, only one can commit. So the fence writes the row: it expires a
+// microsecond later. Each statement is a command of its own: see `Sending::OneByOne`. The first one
+// selects the holder, whether it is the holding, whether the transaction sees it, and whether a
+// later holding, or the loss of this one, is known here. Bind order: id, token, token, token, name.
 #[rustfmt::skip]
 const LOCK_LEASE: &str = "
 SELECT l.id, CAST(l.id = ? AND l.token = ? AS SIGNED),

@@ -10,8 +10,8 @@ use crate::backend::{Note, hex};
 use crate::name::LockName;
 
 // The note has a row of its own, and its token keeps it apart from those of other holders. At READ
-// COMMITTED the subqueries lock nothing, so the statement passes fences. Bind order: note, name, id,
-// token, name, id, token.
+// COMMITTED the subqueries lock nothing, so the statement passes fences. Bind order: note, name,
+// id, token, name, id, token.
 #[rustfmt::skip]
 const WRITE: &str = concat!("
 INSERT INTO sqlock_note (name, token, note, written_at)

@@ -31,8 +31,8 @@ impl RecordDialect for MySql {
     const SELECT_IDENTITY: &'static str = "SELECT COALESCE(CAST(LOWER(DATABASE()) AS CHAR), '')";
     const STEP_COLUMN: &'static str = "CONVERT(step USING utf8mb4)";
     const CLAIM_MAY_WAIT: bool = true;
-    // These servers do not write a row that stays the same, and the nodes of a Galera cluster compare
-    // only what their transactions have written.
+    // These servers do not write a row that stays the same, and the nodes of a Galera cluster
+    // compare only what their transactions have written.
     const REWRITE: &'static str = "expires_at = expires_at + 1";
     // DDL, TRUNCATE: https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html
     const COMMITS_IMPLICITLY: bool = true;

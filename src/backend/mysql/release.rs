@@ -14,10 +14,10 @@ use crate::token::FencingToken;
 
 // ---- release
 
-// The codes of RELEASE: 1 and 2 end the holding; 5 means that it is not held. From FIRST on: the last
-// digits of the id of the first live waiting entry, if its mode is exclusive. 15 of the 32 digits
-// fit: a CASE over signed and unsigned numbers is a decimal, and LAST_INSERT_ID of a decimal has 63
-// bits.
+// The codes of RELEASE: 1 and 2 end the holding; 5 means that it is not held. From FIRST on: the
+// last digits of the id of the first live waiting entry, if its mode is exclusive. 15 of the 32
+// digits fit: a CASE over signed and unsigned numbers is a decimal, and LAST_INSERT_ID of a decimal
+// has 63 bits.
 const ENDED_AWAITED: u64 = 2;
 const AWAITED: u64 = 3;
 const SHARED: u64 = 4;

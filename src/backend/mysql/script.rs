@@ -12,9 +12,9 @@ use crate::protocol::Amended;
 pub(crate) enum Sending {
     /// As one text: the server does not wait for the client while rows are locked.
     OneText,
-    /// One by one, on Galera. When another node's commit aborts a transaction between two statements
-    /// of one text, the server may not report it, and commits other statements of the transaction by
-    /// themselves.
+    /// One by one, on Galera. When another node's commit aborts a transaction between two
+    /// statements of one text, the server may not report it, and commits other statements of the
+    /// transaction by themselves.
     OneByOne,
 }
 

@@ -48,8 +48,8 @@ macro_rules! grant {
 
 const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! says the same");
 
-/// When a row of `sqlock_lease` expires: at its `expires_at`, or one TTL after the last heartbeat of
-/// its client, whichever is later.
+/// When a row of `sqlock_lease` expires: at its `expires_at`, or one TTL after the last heartbeat
+/// of its client, whichever is later.
 #[rustfmt::skip]
 macro_rules! lease_until {
     ($row:literal) => {

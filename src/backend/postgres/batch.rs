@@ -46,7 +46,8 @@ SELECT name, id, owner, client, ", now!(), ", ttl, ", now!(), " + ttl, ", now!()
  WHERE l.id = '' AND l.waiting = 0
 RETURNING id, token");
 
-// Exclusive holdings without waiters. $1 names, $2 ids, $3 tokens, $4 as in the release of one name.
+// Exclusive holdings without waiters. $1 names, $2 ids, $3 tokens, $4 as in the release of one
+// name.
 #[rustfmt::skip]
 const RELEASE: &str = concat!("
 WITH requested AS MATERIALIZED (

@@ -69,8 +69,8 @@ impl Settings {
         !self.is_synchronous
     }
 
-    /// Checks that the server still replicates synchronously. A change of its configuration closes no
-    /// connection.
+    /// Checks that the server still replicates synchronously. A change of its configuration closes
+    /// no connection.
     pub(super) async fn verify(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         if !self.is_synchronous {
             return Ok(());
@@ -102,8 +102,8 @@ impl Settings {
         connection.execute(begin).await.map(drop)
     }
 
-    /// Ends the transaction that [`begin`](Self::begin) has begun, if any, and returns the result of
-    /// its statement, or else the error of its end.
+    /// Ends the transaction that [`begin`](Self::begin) has begun, if any, and returns the result
+    /// of its statement, or else the error of its end.
     pub(super) async fn end<T>(
         &self,
         connection: &mut PgConnection,

@@ -23,8 +23,8 @@ SELECT c.value ->> 0, c.value ->> 1, c.value ->> 2, c.value ->> 3, ", now!(), ",
   FROM json_each($1) AS c WHERE true")), "
 RETURNING id, token");
 
-// $1 JSON [[name, id, token], …]. CROSS JOIN keeps the order of the tables: with the statistics of a
-// table that was small, an UPDATE … FROM would scan it.
+// $1 JSON [[name, id, token], …]. CROSS JOIN keeps the order of the tables: with the statistics of
+// a table that was small, an UPDATE … FROM would scan it.
 #[rustfmt::skip]
 const RELEASE: &str = concat!("
 INSERT INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)

@@ -16,8 +16,8 @@ macro_rules! grant {
     };
 }
 
-/// When a row of `sqlock_lease` expires: at its `expires_at`, or one TTL after the last heartbeat of
-/// its client, whichever is later.
+/// When a row of `sqlock_lease` expires: at its `expires_at`, or one TTL after the last heartbeat
+/// of its client, whichever is later.
 macro_rules! lease_until {
     ($row:literal) => {
         concat!("max(", $row, ".expires_at, coalesce((SELECT c.beat_at + ", $row, ".ttl

@@ -44,8 +44,8 @@ pub struct LeaseArgs {
     pub nonblock: bool,
     /// Wait at most this long, then exit with 75. The wait includes outages of the database; if it
     /// cannot be reached at the end, exit with 69. Without this option, wait for the name for as
-    /// long as it takes; exit with 69 if the database (with --quorum, a majority) cannot be reached at
-    /// the start, or for longer than --ttl during the wait.
+    /// long as it takes; exit with 69 if the database (with --quorum, a majority) cannot be reached
+    /// at the start, or for longer than --ttl during the wait.
     #[arg(short = 'w', long, visible_alias = "wait", value_name = "DURATION", value_parser = duration::parse)]
     pub timeout: Option<Duration>,
     /// Share the name with other shared holders: many readers or one writer. Readers and writers

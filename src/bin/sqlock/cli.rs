@@ -66,8 +66,8 @@ pub enum Subcommand {
     Unlock(unlock::Arguments),
     /// Create the tables, or bring them up to date.
     ///
-    /// Any number of processes may do this at once. "run", "acquire" and "bench" do it when the tables
-    /// are missing, unless --no-migrate is given; with --quorum, no subcommand does.
+    /// Any number of processes may do this at once. "run", "acquire" and "bench" do it when the
+    /// tables are missing, unless --no-migrate is given; with --quorum, no subcommand does.
     Migrate,
     Schema(schema::Arguments),
     Sweep(sweep::Arguments),

@@ -67,7 +67,8 @@ impl Database {
         Ok(db)
     }
 
-    /// Opens the file in which a lease belongs that was granted here. `None`: the lease counts here.
+    /// Opens the file in which a lease belongs that was granted here. `None`: the lease counts
+    /// here.
     pub async fn open_next(&self, global: &Global, name: &str) -> Result<Option<Self>, Failure> {
         let file_use = match self.role {
             FileRole::Final => return Ok(None),
@@ -95,7 +96,8 @@ impl Database {
         Ok(Self { locks, pool, location, role, url, may_migrate: !global.no_migrate, file })
     }
 
-    /// Returns whether there are several servers. The pool leads to the first, which may be a standby.
+    /// Returns whether there are several servers. The pool leads to the first, which may be a
+    /// standby.
     pub fn has_several_servers(&self) -> bool {
         LocksBuilder::split_urls(&self.url.url).len() > 1
     }
@@ -116,8 +118,8 @@ impl Database {
         }
     }
 
-    /// Returns the tables that do not exist. A table that cannot be looked for counts as existing, and
-    /// so do all if the database does not answer.
+    /// Returns the tables that do not exist. A table that cannot be looked for counts as existing,
+    /// and so do all if the database does not answer.
     pub async fn missing_tables(&self) -> Vec<&'static str> {
         let mut missing = Vec::new();
         for table in migrations::table_names(self.url.kind()) {
@@ -130,7 +132,8 @@ impl Database {
         missing
     }
 
-    /// Returns whether no table exists: nothing is held. If only some are missing, they were dropped.
+    /// Returns whether no table exists: nothing is held. If only some are missing, they were
+    /// dropped.
     pub async fn has_no_tables(&self) -> bool {
         self.missing_tables().await.len() == migrations::table_names(self.url.kind()).count()
     }

@@ -147,8 +147,8 @@ impl Majority {
         shutdowns.join_all().await;
     }
 
-    /// Takes the lease on a majority, or gives up at --timeout. `None`: not obtained, and a note has
-    /// said so.
+    /// Takes the lease on a majority, or gives up at --timeout. `None`: not obtained, and a note
+    /// has said so.
     ///
     /// With --timeout, the wait includes outages until the time has run out. Without, it lasts
     /// through outages shorter than the TTL, unless no majority could be reached at first.
@@ -266,9 +266,9 @@ pub fn count_majority(count: usize) -> usize {
     count / 2 + 1
 }
 
-/// Asks all databases for the holder of the name, until a majority has answered, and returns whether
-/// one has. Warns about each database that cannot vote, even later. Fails if too few can vote, or if
-/// an enclosing run holds the name.
+/// Asks all databases for the holder of the name, until a majority has answered, and returns
+/// whether one has. Warns about each database that cannot vote, even later. Fails if too few can
+/// vote, or if an enclosing run holds the name.
 async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Result<bool, Failure> {
     let timeout_of_each =
         args.timeout.map_or(INSPECT_TIMEOUT, |at_most| at_most.clamp(MIN_INSPECT_TIMEOUT, INSPECT_TIMEOUT));

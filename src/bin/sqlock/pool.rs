@@ -49,8 +49,8 @@ pub enum LeaseFilter<'a> {
     Holding(&'a str, FencingToken),
 }
 
-/// Whether a lease that is granted in a file counts. A sidecar is replaced by the application's file
-/// when that gets tables, perhaps during a wait in the sidecar.
+/// Whether a lease that is granted in a file counts. A sidecar is replaced by the application's
+/// file when that gets tables, perhaps during a wait in the sidecar.
 ///
 /// The roles keep two commands from holding a name, one in each file: a command writes its lease to
 /// the sidecar before it looks for tables again, and a command that uses the application's file

@@ -91,8 +91,8 @@ pub fn is_stopped(pid: Pid) -> bool {
     !is_complete() || read(pid).is_some_and(|process| process.is_stopped)
 }
 
-/// Returns whether no shell is left that could continue this process's group: no member has a parent
-/// in the same session outside of the group. `false` if this is unknown.
+/// Returns whether no shell is left that could continue this process's group: no member has a
+/// parent in the same session outside of the group. `false` if this is unknown.
 pub fn is_own_group_orphaned() -> bool {
     let (group, session) = (getpgrp(), getsid(None));
     let processes = list();

@@ -12,8 +12,8 @@ use crate::pool::FileRole;
 use crate::signals::Signals;
 use crate::stderr::{self, quote};
 
-/// Takes the lease as [`LeaseArgs::acquire`] does. Ends a lease that does not count, and waits on in
-/// the next file, which replaces `db`.
+/// Takes the lease as [`LeaseArgs::acquire`] does. Ends a lease that does not count, and waits on
+/// in the next file, which replaces `db`.
 pub async fn acquire(
     global: &Global,
     db: &mut Database,

@@ -89,11 +89,11 @@ impl Signals {
     }
 }
 
-/// Stops the group of this process, as a terminal would: a shell waits until all processes of its job
-/// are stopped. One call stops them all, because the shell may continue the job as soon as one of
-/// them is stopped. SIGTTIN replaces SIGSTOP, because the kernel ignores SIGTTIN if no shell could
-/// continue the group. The stop takes effect before the call returns: the kernel prefers the main
-/// thread, which calls this.
+/// Stops the group of this process, as a terminal would: a shell waits until all processes of its
+/// job are stopped. One call stops them all, because the shell may continue the job as soon as one
+/// of them is stopped. SIGTTIN replaces SIGSTOP, because the kernel ignores SIGTTIN if no shell
+/// could continue the group. The stop takes effect before the call returns: the kernel prefers the
+/// main thread, which calls this.
 pub fn suspend() {
     let _ = killpg(getpgrp(), Signal::SIGTTIN);
 }

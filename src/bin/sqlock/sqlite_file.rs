@@ -90,8 +90,8 @@ pub async fn has_tables(options: &SqliteConnectOptions, file: &Path) -> Result<b
     let options = options.clone().filename(file).create_if_missing(false).busy_timeout(INSPECT_TIMEOUT);
     let looked = match look(options.clone()).await {
         // Another process excludes readers. With WAL, it does so for a moment: when it recovers or
-        // removes the log, in which the tables may be. Without, all committed tables are in the file
-        // itself.
+        // removes the log, in which the tables may be. Without, all committed tables are in the
+        // file itself.
         Err(sqlx::Error::Database(error)) if is_busy(&*error) => match with_suffix(file, "-wal").exists() {
             true => look(options.busy_timeout(WAL_TIMEOUT)).await,
             false => look(options.read_only(true).immutable(true)).await,
@@ -110,16 +110,16 @@ fn describe_failed_look(what: &str, file: &Path, error: Error) -> Failure {
     Failure::new(Failure::from(error).code, message)
 }
 
-/// Returns whether another process excludes this one, by SQLITE_BUSY or an extended code of it, whose
-/// last byte is the primary code.
+/// Returns whether another process excludes this one, by SQLITE_BUSY or an extended code of it,
+/// whose last byte is the primary code.
 #[cfg(feature = "sqlite")]
 pub fn is_busy(error: &dyn sqlx::error::DatabaseError) -> bool {
     const BUSY: u32 = 5;
     error.code().and_then(|code| code.parse::<u32>().ok()).is_some_and(|code| code & 0xff == BUSY)
 }
 
-/// Lists the leases in a sidecar on names that begin with `prefix`. A sidecar that is missing or has
-/// no tables has none.
+/// Lists the leases in a sidecar on names that begin with `prefix`. A sidecar that is missing or
+/// has no tables has none.
 #[cfg(feature = "sqlite")]
 pub async fn list_leases(sidecar: &Path, prefix: &str) -> Result<Vec<LeaseInfo>, Failure> {
     if !sidecar.exists() {

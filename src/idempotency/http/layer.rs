@@ -190,9 +190,9 @@ impl IdempotencyLayer {
     }
 
     /// Sets, for requests under a lease, the statuses that mean that nothing was done, so the key
-    /// is free again, or the refusal is [stored](Self::store_if). By default 400 to 406, 410 to 417,
-    /// 422, 428 and 431. The outcome of a request with any other error, or with another response
-    /// that is not stored, is [unknown](super#outcome-unknown).
+    /// is free again, or the refusal is [stored](Self::store_if). By default 400 to 406, 410 to
+    /// 417, 422, 428 and 431. The outcome of a request with any other error, or with another
+    /// response that is not stored, is [unknown](super#outcome-unknown).
     ///
     /// # Errors
     ///

@@ -65,7 +65,8 @@ impl World {
     }
 
     /// Checks later that a request reaches a lease which was granted before the request, but is
-    /// discovered after it. A lease that enters the holding of an informed holder is informed at once.
+    /// discovered after it. A lease that enters the holding of an informed holder is informed at
+    /// once.
     pub(super) fn note_asked_grant(&mut self, client: usize, grant: &Grant) {
         let Some(granted) = self.beliefs.get(&(client, grant.lease)).filter(|_| self.was_asked(grant)) else {
             return;

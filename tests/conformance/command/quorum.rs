@@ -1,5 +1,5 @@
-//! `sqlock run --quorum`: a command under a lease on a majority of independent databases; and the steps of a script that
-//! share such a lease.
+//! `sqlock run --quorum`: a command under a lease on a majority of independent databases; and the
+//! steps of a script that share such a lease.
 
 use std::time::{Duration, Instant};
 

@@ -22,7 +22,8 @@ async fn hold(fixture: &CommandFixture, name: &str, label: &str) -> Lease {
     beside(&fixture.db).await.lease(name).ttl(TTL).label(label).acquire().await.expect("acquire")
 }
 
-/// Starts the screen from a shell, which prints the exit code and the settings of the terminal afterwards.
+/// Starts the screen from a shell, which prints the exit code and the settings of the terminal
+/// afterwards.
 async fn watch(url: &str, option: &str) -> Terminal {
     let script = format!("\"$SQLOCK\" ls --watch {option}; echo \"exit code $?\"; stty -a; echo no more");
     let environment = [("DATABASE_URL", url), ("SQLOCK", program()), ("TERM", "xterm")];
@@ -63,7 +64,8 @@ async fn screen_filters_resizes_and_unlocks() {
     // The last line, with the keys, moves to the ninth row.
     terminal.screen.shows("\u{1b}[9;1H\u{1b}[2K").await;
 
-    // crossterm returns a resize before keys that arrive with it, and reads those with the next key.
+    // crossterm returns a resize before keys that arrive with it, and reads those with the next
+    // key.
     terminal.keys("/job/");
     tokio::time::sleep(Duration::from_millis(300)).await;
     terminal.keys("\r");

@@ -229,7 +229,8 @@ async fn waiter_for_majority_ends_when_a_file_gets_tables() {
     }
 }
 
-/// The sidecar is used for the names that are held there, not for others, which the library may hold.
+/// The sidecar is used for the names that are held there, not for others, which the library may
+/// hold.
 #[tokio::test]
 async fn other_name_in_the_sidecar_changes_nothing() {
     let db = empty().await;

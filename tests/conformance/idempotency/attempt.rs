@@ -239,7 +239,8 @@ async fn attempt_polls_no_work_after_its_deadline() {
             Ok::<_, AppError>(1)
         };
         if resumed {
-            // The lost lease may be in the database for a moment: until then, there is nothing to resume.
+            // The lost lease may be in the database for a moment: until then, there is nothing to
+            // resume.
             let resumed = soon("the resumption", async {
                 loop {
                     let resumed = counts(brief.resume(&work).await.expect("resume"));

@@ -85,10 +85,10 @@ struct ShowArgs {
 
 /// Record whether a request with an unknown outcome took effect.
 ///
-/// The record must be in the state unknown, or started by an attempt that has died. The token, which "sqlock idem
-/// show" prints, names the attempt: the outcome of a newer attempt is never resolved by mistake (exit
-/// code 79). The operator, the time and the note are stored, also when the record is deleted, and
-/// printed by "sqlock idem show".
+/// The record must be in the state unknown, or started by an attempt that has died. The token,
+/// which "sqlock idem show" prints, names the attempt: the outcome of a newer attempt is never
+/// resolved by mistake (exit code 79). The operator, the time and the note are stored, also when
+/// the record is deleted, and printed by "sqlock idem show".
 #[derive(Args)]
 struct ResolveArgs {
     #[command(flatten)]

@@ -24,12 +24,12 @@ use crate::{stderr, stdout};
 /// other modes), holder, owner, token, acquired_at, expires_at, waiters, label and note (what the
 /// holder notes about its work; null without any).
 ///
-/// With --watch on a terminal, a screen shows the list, with the age of the latest heartbeat of each
-/// holder, and refreshes it every second. Keys: s sorts by name, time held, age of the heartbeat or
-/// waiters; / edits the prefix (Enter keeps it, Esc restores the old one); up and down select a
-/// holder; u unlocks the selected holder by its token, after a question that shows both; q quits. If
-/// the database is lost, a line says so and the last list stays. With --quorum, a line names a
-/// database that does not answer, and u unlocks the holder on a majority.
+/// With --watch on a terminal, a screen shows the list, with the age of the latest heartbeat of
+/// each holder, and refreshes it every second. Keys: s sorts by name, time held, age of the
+/// heartbeat or waiters; / edits the prefix (Enter keeps it, Esc restores the old one); up and down
+/// select a holder; u unlocks the selected holder by its token, after a question that shows both; q
+/// quits. If the database is lost, a line says so and the last list stays. With --quorum, a line
+/// names a database that does not answer, and u unlocks the holder on a majority.
 #[derive(Args)]
 pub struct Arguments {
     /// List only names that begin with this.

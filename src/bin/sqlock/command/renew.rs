@@ -18,8 +18,8 @@ use crate::{describe, duration, stdout};
 /// not hold the name any more, and nothing protects the next steps of the script. Prints the lease
 /// as JSON.
 ///
-/// With --quorum, give no longer --ttl than to the acquire and run commands for the name: a database
-/// that has lost its data votes again after their TTL.
+/// With --quorum, give no longer --ttl than to the acquire and run commands for the name: a
+/// database that has lost its data votes again after their TTL.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]

@@ -18,8 +18,8 @@ use crate::{describe, duration, stdout};
 /// are served. Of a free name, prints the note that its last holder has left.
 ///
 /// With --json the object that ls prints for the first holder, or null when the name is free. It
-/// has two more arrays: other_holders, objects for the other holders, and queue, objects of the waiters
-/// with position (1 is next), mode, permits, holder, since and label.
+/// has two more arrays: other_holders, objects for the other holders, and queue, objects of the
+/// waiters with position (1 is next), mode, permits, holder, since and label.
 #[derive(Args)]
 pub struct Arguments {
     /// The name.
@@ -29,12 +29,12 @@ pub struct Arguments {
     json: bool,
     /// Show the holders on each of the databases that --database-url or DATABASE_URL names, with
     /// their tokens. The first line says whether a majority holds the name, with which token and
-    /// owner, or that it is free, or split: held without a majority. Names the databases that do not
-    /// answer; fails with exit code 69 if less than a majority answers. With --json an object with
-    /// name, state ("held", "split", "free", or "unknown": a database that does not answer decides),
-    /// majority (the object that ls --quorum prints for its holder, or null) and databases: an array
-    /// of objects with database and holders (an array of the objects that ls prints; null without an
-    /// answer).
+    /// owner, or that it is free, or split: held without a majority. Names the databases that do
+    /// not answer; fails with exit code 69 if less than a majority answers. With --json an object
+    /// with name, state ("held", "split", "free", or "unknown": a database that does not answer
+    /// decides), majority (the object that ls --quorum prints for its holder, or null) and
+    /// databases: an array of objects with database and holders (an array of the objects that ls
+    /// prints; null without an answer).
     #[arg(long)]
     quorum: bool,
 }

@@ -20,8 +20,8 @@ use crate::stderr::{self, quote};
 /// "sqlock run" that holds the name kills its command at its next heartbeat, within about a second:
 /// until then, two commands may run.
 ///
-/// With --ask, all holders of the name are asked to release it instead, and keep it until they do. A
-/// "sqlock run --release-on-request" ends its command; another one prints a note. The holder of a
+/// With --ask, all holders of the name are asked to release it instead, and keep it until they do.
+/// A "sqlock run --release-on-request" ends its command; another one prints a note. The holder of a
 /// lease that is not renewed, such as one of "sqlock acquire", does not learn of it. Exit code 79:
 /// nobody holds the name.
 #[derive(Args)]

@@ -165,8 +165,8 @@ pub fn check_definitions(kind: Kind, expected: &[Table], found: &[Table], check:
     }
 }
 
-/// Adds the rights that a user lacks on a table. Without those that leases need, nothing works; others
-/// are for single tasks.
+/// Adds the rights that a user lacks on a table. Without those that leases need, nothing works;
+/// others are for single tasks.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub fn report_denied(mut check: Check, table: &str, denied: &[&str]) -> Check {
     let is_for_leases = |right: &str| match table {

@@ -3,8 +3,8 @@
 use super::report::{Check, Report};
 use crate::url::Kind;
 
-/// Checks that at most one server of a list can be written, unless the servers are one cluster. Adds
-/// a check to each other report.
+/// Checks that at most one server of a list can be written, unless the servers are one cluster.
+/// Adds a check to each other report.
 pub fn check_writable(kinds: impl Iterator<Item = Kind>, databases: &mut [Vec<Report>]) {
     let reports = databases.iter_mut().filter_map(|reports| reports.first_mut()).zip(kinds);
     let mut writable =

@@ -125,8 +125,8 @@ pub struct Report {
     pub is_standby: bool,
     /// How far its clock is ahead of this host's, and the uncertainty of this lead, in seconds.
     pub skew: Option<(f64, f64)>,
-    /// The address of its server, and the name that the server has for itself. Databases with one in
-    /// common are on one server.
+    /// The address of its server, and the name that the server has for itself. Databases with one
+    /// in common are on one server.
     servers: Vec<String>,
     /// The identity of its cluster, all of whose nodes may accept writes. Empty: none.
     pub cluster: String,

@@ -30,11 +30,12 @@ use crate::parse::parse_signal;
 /// server, let the command bound its statements (statement_timeout, max_execution_time,
 /// max_statement_time).
 ///
-/// The lease is renewed while the command runs. If that fails, --signal is sent to the process group
-/// of the command --kill-after before the lease ends, and KILL to all its children before it ends:
-/// nobody else can hold the name while any of them lives. If sqlock itself is killed, they die with
-/// it. (sqlock cannot kill a process that changes its user, nor one that has left the process group
-/// and cleared its environment.) After "sqlock unlock" the command is killed at the next renewal.
+/// The lease is renewed while the command runs. If that fails, --signal is sent to the process
+/// group of the command --kill-after before the lease ends, and KILL to all its children before it
+/// ends: nobody else can hold the name while any of them lives. If sqlock itself is killed, they
+/// die with it. (sqlock cannot kill a process that changes its user, nor one that has left the
+/// process group and cleared its environment.) After "sqlock unlock" the command is killed at the
+/// next renewal.
 #[derive(Args)]
 #[command(
     after_help = "Exit code: the command's own, 128+N if signal N killed it; 75 not obtained; 79 lease lost, the \
@@ -74,7 +75,8 @@ pub struct Arguments {
     /// Hold the name on a majority of the databases that --database-url or DATABASE_URL names,
     /// URL,URL,URL, of any kinds and independent of each other. Goes on while any minority is down.
     /// Waiters have no order. Create the tables of each database first (sqlock migrate). A database
-    /// votes when its tables are older than the TTL: one with younger tables may have lost its data.
+    /// votes when its tables are older than the TTL: one with younger tables may have lost its
+    /// data.
     #[arg(long, conflicts_with_all = ["shared", "permits", "elect"])]
     pub quorum: bool,
     /// Free the name when the command itself has ended, although processes that it has started in

@@ -32,7 +32,8 @@ pub async fn supervise(
         Err(failure) => Err(failure),
     };
     let name = quote(lease.name().as_str());
-    // The release is repeated while the database does not answer, and the lease may expire meanwhile.
+    // The release is repeated while the database does not answer, and the lease may expire
+    // meanwhile.
     let was_held = lease.is_held();
     let released = tokio::select! {
         released = lease.release() => released,

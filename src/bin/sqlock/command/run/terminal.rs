@@ -59,8 +59,8 @@ impl Terminal {
         self.modes = self.file.as_ref().and_then(|file| tcgetattr(file).ok());
     }
 
-    /// Sets the modes that were saved, as a shell does after a job that a signal has killed: an editor
-    /// or a password prompt could not restore them.
+    /// Sets the modes that were saved, as a shell does after a job that a signal has killed: an
+    /// editor or a password prompt could not restore them.
     pub fn restore_modes(&self) {
         if let (Some(terminal), Some(modes)) = (&self.file, &self.modes) {
             let _ = tcsetattr(terminal, SetArg::TCSANOW, modes);
