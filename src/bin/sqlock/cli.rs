@@ -2,7 +2,9 @@
 
 use clap::Parser;
 
-use crate::command::{acquire, bench, completions, doctor, idem, ls, release, renew, run, schema, show, sweep, unlock};
+use crate::command::{
+    acquire, bench, completions, doctor, idem, ls, man, release, renew, run, schema, show, sweep, unlock,
+};
 use crate::global::Global;
 
 /// Hold a lease on a name, in the SQL database you already run, while a command runs.
@@ -74,8 +76,8 @@ pub enum Subcommand {
     Idem(idem::Arguments),
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
-    Completions(completions::Completions),
-    Man(completions::Man),
+    Completions(completions::Arguments),
+    Man(man::Arguments),
 }
 
 /// Returns the version and the databases: `0.1.0, built for PostgreSQL, SQLite`.

@@ -42,7 +42,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   command/ls/source - lists of one database and of a majority
 //   command/ls/view - its lines
 //   command/ls/state - its state
-//   command/bench command/completions command/idem command/migrate command/schema command/sweep - the other subcommands
+//   command/bench command/completions command/idem command/man command/migrate command/schema command/sweep - the other subcommands
 //   command/idem/describe - records as text and JSON
 //   holding - ends a holding
 //   majority - leases on a majority of databases
@@ -69,6 +69,7 @@ mod command {
     pub mod doctor;
     pub mod idem;
     pub mod ls;
+    pub mod man;
     pub mod migrate;
     pub mod release;
     pub mod renew;
@@ -107,7 +108,7 @@ use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Subcommand};
 use command::{
-    acquire, bench, completions, doctor, idem, ls, migrate, release, renew, run, schema, show, sweep, unlock,
+    acquire, bench, completions, doctor, idem, ls, man, migrate, release, renew, run, schema, show, sweep, unlock,
 };
 use exit::{Failure, Outcome};
 
@@ -115,7 +116,7 @@ fn main() -> ExitCode {
     if let Some(code) = run::watchdog::process::run_if_requested() {
         return code;
     }
-    match completions::complete_if_requested(Cli::command()) {
+    match completions::answer_if_requested(&Cli::command()) {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => {}
         Err(error) => return exit::report_usage_error(&error),
@@ -169,7 +170,7 @@ async fn dispatch(cli: Cli) -> Outcome {
         Subcommand::Idem(args) => idem::run(&global, args).await,
         Subcommand::Doctor(args) => doctor::run(&global, args).await,
         Subcommand::Bench(args) => bench::run(&global, args).await,
-        Subcommand::Completions(args) => completions::completions(&args),
-        Subcommand::Man(args) => completions::man(&args, Cli::command()),
+        Subcommand::Completions(args) => completions::run(&args),
+        Subcommand::Man(args) => man::run(&args, Cli::command()),
     }
 }

@@ -1,12 +1,12 @@
-//! `sqlock completions` and `sqlock man`: made from the definition of the command line.
+//! `sqlock completions`: scripts with which shells complete subcommands, options and held names.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::time::Duration;
 
-use clap::{Args, Command, FromArgMatches};
-use clap_complete::Shell;
+use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
-use clap_complete::env::{CompleteEnv, Shells};
+use clap_complete::env::{Bash, CompleteEnv, Elvish, EnvCompleter, Fish, Shells, Zsh};
 use sqlock::inspect::LeaseInfo;
 use tokio::time::timeout;
 
@@ -14,58 +14,110 @@ use crate::database::Database;
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
 use crate::pool::LeaseFilter;
-use crate::stderr::{self, escape_line, quote};
+use crate::stderr::{self, escape_line};
 use crate::stdout;
 
-/// The variable with which a completion script asks for candidates. Its value is the shell.
+/// The variable with which a script asks for candidates. Its value is the shell.
 const VARIABLE: &str = "SQLOCK_COMPLETE";
 
 /// How long a completion waits for the held names.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The script for bash. After "--", bash completes files.
+const BASH: &str = r#"_sqlock() {
+    # Bash also splits words at some characters of URLs and names: join what has no space between.
+    local line=${COMP_LINE:0:COMP_POINT} words=("${COMP_WORDS[0]}") piece i
+    line=${line#*"${COMP_WORDS[0]}"}
+    for ((i = 1; i <= COMP_CWORD; i++)); do
+        if [[ $line == [[:space:]]* ]]; then
+            line=${line#"${line%%[![:space:]]*}"}
+            words+=('')
+        fi
+        piece=${COMP_WORDS[i]}
+        ((i < COMP_CWORD)) || piece=$line
+        words[${#words[@]} - 1]+=$piece
+        line=${line#"$piece"}
+    done
+    COMPREPLY=()
+    for ((i = 1; i < ${#words[@]} - 1; i++)); do
+        [[ ${words[i]} != -- ]] || return
+    done
+    # Bash replaces only its own last word.
+    local kept=${words[${#words[@]} - 1]%"$2"} candidate
+    while IFS= read -r candidate || [[ -n $candidate ]]; do
+        COMPREPLY+=("${candidate#"$kept"}")
+    done < <(SQLOCK_COMPLETE=bash _CLAP_IFS=$'\n' _CLAP_COMPLETE_INDEX=$((${#words[@]} - 1)) sqlock -- "${words[@]}" 2>/dev/null)
+}
+complete -o nosort -o default -F _sqlock sqlock 2>/dev/null || complete -o default -F _sqlock sqlock
+"#;
+
 /// Print a script for a shell that completes subcommands, options and held names.
 ///
-/// For instance, in ~/.bashrc: source <(sqlock completions bash)
+/// In ~/.bashrc: source <(sqlock completions bash)
+///
+/// In ~/.zshrc, after compinit: source <(sqlock completions zsh)
+///
+/// In config.fish: sqlock completions fish | source
 ///
 /// The script calls sqlock, which must be in PATH. Names are those that are held in the database
-/// that the edited line or the environment names, if it answers within a second. A name with spaces
-/// or with characters that a shell interprets is not offered. A script that is stored in a file
-/// must be made again after an upgrade.
+/// that the edited line or the environment names, if it answers within a second. A name is offered
+/// if it consists of letters and digits of ASCII and of - _ . / : @ + =, which no shell interprets.
+/// A script that is stored in a file must be made again after an upgrade.
 #[derive(Args)]
-pub struct Completions {
+pub struct Arguments {
     /// The shell.
     shell: Shell,
 }
 
-pub fn completions(args: &Completions) -> Outcome {
+#[derive(Clone, Copy, ValueEnum)]
+enum Shell {
+    Bash,
+    Elvish,
+    Fish,
+    Zsh,
+}
+
+pub fn run(args: &Arguments) -> Outcome {
+    let completer: &dyn EnvCompleter = match args.shell {
+        Shell::Bash => {
+            stdout::print(BASH)?;
+            return Ok(0);
+        }
+        Shell::Elvish => &Elvish,
+        Shell::Fish => &Fish,
+        Shell::Zsh => &Zsh,
+    };
     let mut script = Vec::new();
-    let shells = Shells::builtins();
-    shells
-        .completer(&args.shell.to_string())
-        .ok_or_else(|| Failure::usage(format!("no completions for {}", args.shell)))?
+    completer
         .write_registration(VARIABLE, "sqlock", "sqlock", "sqlock", &mut script)
         .map_err(|error| Failure::system(format!("cannot make the completions: {error}")))?;
     stdout::print(&String::from_utf8_lossy(&script))?;
     Ok(0)
 }
 
-/// Prints the candidates for the word that is edited, if a completion script asks for them. Returns
-/// whether it does.
-pub fn complete_if_requested(command: Command) -> clap::error::Result<bool> {
+/// Prints the candidates for the word that is edited, if a script asks for them. Returns whether it
+/// does: a script puts "--" before the words of the line.
+pub fn answer_if_requested(command: &Command) -> clap::error::Result<bool> {
+    if std::env::args_os().nth(1).is_none_or(|word| word != "--") {
+        return Ok(false);
+    }
     let directory = std::env::current_dir().ok();
-    CompleteEnv::with_factory(|| complete_names(&command))
+    CompleteEnv::with_factory(|| complete_names(command.clone()))
         .var(VARIABLE)
+        .shells(Shells(&[&Bash, &Elvish, &Fish, &Zsh]))
         .try_complete(std::env::args_os(), directory.as_deref())
 }
 
 /// Makes the arguments that are names complete with the held names.
-fn complete_names(command: &Command) -> Command {
-    let whole = command.clone();
-    let completer = ArgValueCompleter::new(move |prefix: &OsStr| match (parse_global(&whole), prefix.to_str()) {
-        (Some(global), Some(prefix)) => to_candidates(list_holders(&global, prefix)),
-        _ => Vec::new(),
+fn complete_names(command: Command) -> Command {
+    let completer = ArgValueCompleter::new(|prefix: &OsStr| {
+        let words = std::env::args_os().skip(2);
+        match (find_global(words), prefix.to_str()) {
+            (Some(global), Some(prefix)) => to_candidates(list_holders(&global, prefix)),
+            _ => Vec::new(),
+        }
     });
-    command.clone().mut_subcommands(|subcommand| {
+    command.mut_subcommands(|subcommand| {
         subcommand.mut_args(|argument| match argument.get_id().as_str() {
             "name" | "prefix" if argument.is_positional() => argument.add(completer.clone()),
             _ => argument,
@@ -73,11 +125,33 @@ fn complete_names(command: &Command) -> Command {
     })
 }
 
-/// Returns the global options of the line that is edited, which follows "--".
-fn parse_global(command: &Command) -> Option<Global> {
-    let words = std::env::args_os().skip_while(|word| word != "--").skip(1);
-    let matches = command.clone().ignore_errors(true).try_get_matches_from(words).ok()?;
-    Global::from_arg_matches(&matches).ok()
+/// Returns the global options of a line, in which other options may be incomplete.
+fn find_global(words: impl Iterator<Item = OsString>) -> Option<Global> {
+    let command = Global::augment_args(Command::new("sqlock"));
+    let mut words = words.take_while(|word| word != "--");
+    let mut options = vec![OsString::from("sqlock")];
+    while let Some(word) = words.next() {
+        let text = word.to_string_lossy();
+        let is_meant = |argument: &&Arg| {
+            let takes_value = argument.get_action().takes_values();
+            let long = argument.get_long().and_then(|long| text.strip_prefix("--")?.strip_prefix(long));
+            let short = argument.get_short().and_then(|short| text.strip_prefix('-')?.strip_prefix(short));
+            long.is_some_and(|rest| rest.is_empty() || (takes_value && rest.starts_with('=')))
+                || short.is_some_and(|rest| rest.is_empty() || takes_value)
+        };
+        let Some(argument) = command.get_arguments().find(is_meant) else { continue };
+        let has_value = if text.starts_with("--") { text.contains('=') } else { text.len() > 2 };
+        let value = (argument.get_action().takes_values() && !has_value).then(|| words.next());
+        options.push(word);
+        options.extend(value.flatten());
+    }
+    let matches = command.try_get_matches_from(options).ok()?;
+    let mut global = Global::from_arg_matches(&matches).ok()?;
+    // Some shells pass quotes on.
+    global.database_url = global.database_url.map(|url| url.trim_matches(['"', '\'']).to_owned());
+    // Opening a pipe would wait for its writer.
+    let file = global.database_url.as_deref().and_then(|url| url.strip_prefix('@'));
+    file.is_none_or(|file| Path::new(file).is_file()).then_some(global)
 }
 
 /// Lists the holders of names, in each of the databases that answers in time.
@@ -98,117 +172,16 @@ fn list_holders(global: &Global, prefix: &str) -> Vec<LeaseInfo> {
 }
 
 /// Returns a candidate for each name, with its holder. Scripts insert a candidate into the line as
-/// it is, so a name that a shell would interpret is left out.
+/// it is, so a name that a shell could interpret is left out.
 fn to_candidates(mut holders: Vec<LeaseInfo>) -> Vec<CompletionCandidate> {
     holders.retain(|held| {
         let name = held.name.as_str();
-        !name.starts_with(['-', '=']) && name.chars().all(|c| c.is_alphanumeric() || "-_./:@%+,=".contains(c))
+        name.starts_with(|c: char| c.is_ascii_alphanumeric() || "_./".contains(c))
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@+=".contains(c))
     });
     holders.sort_by(|a, b| a.name.cmp(&b.name));
     holders.dedup_by(|a, b| a.name == b.name);
     let candidate =
         |held: LeaseInfo| CompletionCandidate::new(held.name.as_str()).help(Some(escape_line(&held.holder).into()));
     holders.into_iter().map(candidate).collect()
-}
-
-/// Print a manual page, in roff: sqlock man run | man -l -
-///
-/// Without a subcommand, one page for all of them.
-#[derive(Args)]
-pub struct Man {
-    /// The subcommand, and its own subcommand: run, or idem ls.
-    #[arg(value_name = "SUBCOMMAND", num_args = 0..=2)]
-    path: Vec<String>,
-}
-
-/// Prints a page: of one subcommand, or the command with a section for each subcommand.
-pub fn man(args: &Man, mut command: Command) -> Outcome {
-    command.build();
-    let mut described = &command;
-    for name in &args.path {
-        described = described
-            .find_subcommand(name)
-            .ok_or_else(|| Failure::usage(format!("no manual page for {}", quote(&args.path.join(" ")))))?;
-    }
-    let title = [&["sqlock".to_owned()], &args.path[..]].concat().join("-");
-    let page = render_page(described, &title, args.path.is_empty())
-        .map_err(|error| Failure::system(format!("cannot make the manual page: {error}")))?;
-    stdout::print(&to_ascii(&String::from_utf8_lossy(&page)))?;
-    Ok(0)
-}
-
-fn render_page(command: &Command, title: &str, with_subcommands: bool) -> std::io::Result<Vec<u8>> {
-    let mut page = Vec::new();
-    let man = clap_mangen::Man::new(command.clone().display_name(title)).title(title);
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    render_synopsis(&man, command, &mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
-    if command.has_subcommands() {
-        man.render_subcommands_section(&mut page)?;
-    }
-    render_notes(command, &mut page);
-    for subcommand in command.get_subcommands().filter(|_| with_subcommands) {
-        render_section("SQLOCK", subcommand, &mut page)?;
-    }
-    Ok(page)
-}
-
-/// Adds a subcommand and its own subcommands to the page, except "help", which repeats all names.
-fn render_section(parent: &str, command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
-    let man = clap_mangen::Man::new(command.clone());
-    let title = format!("{parent} {}", command.get_name().to_uppercase());
-    page.extend(format!(".SH \"{title}\"\n").into_bytes());
-    man.render_description_section(page)?;
-    render_synopsis(&man, command, page)?;
-    man.render_options_section(page)?;
-    render_notes(command, page);
-    for subcommand in command.get_subcommands().filter(|_| command.get_name() != "help") {
-        if subcommand.get_name() != "help" {
-            render_section(&title, subcommand, page)?;
-        }
-    }
-    Ok(())
-}
-
-/// Adds the synopsis, with the "--" before the last argument of "run", which clap_mangen leaves
-/// out.
-fn render_synopsis(man: &clap_mangen::Man, command: &Command, page: &mut Vec<u8>) -> std::io::Result<()> {
-    let mut section = Vec::new();
-    man.render_synopsis_section(&mut section)?;
-    let mut section = String::from_utf8_lossy(&section).into_owned();
-    for last in command.get_positionals().filter(|argument| argument.is_last_set()) {
-        let name = format!("<\\fI{}\\fR>", last.get_value_names().unwrap_or_default().join(" "));
-        section = section.replace(&name, &format!("\\-\\- {name}..."));
-    }
-    page.extend(section.into_bytes());
-    Ok(())
-}
-
-/// Adds the text after the options unchanged, because it has examples and tables.
-fn render_notes(command: &Command, page: &mut Vec<u8>) {
-    let Some(notes) = command.get_after_long_help().or_else(|| command.get_after_help()) else {
-        return;
-    };
-    page.extend(b".SH NOTES\n.nf\n");
-    for line in notes.to_string().lines() {
-        // A line that begins with a point would be a roff request, and \- is the minus sign of a
-        // command line.
-        let line = line.replace('\\', "\\e").replace('-', "\\-");
-        page.extend(format!("\\&{line}\n").into_bytes());
-    }
-    page.extend(b".fi\n");
-}
-
-/// Escapes characters beyond ASCII: not every roff reads UTF-8.
-fn to_ascii(page: &str) -> String {
-    let mut text = String::with_capacity(page.len());
-    for c in page.chars() {
-        match c {
-            c if c.is_ascii() => text.push(c),
-            c => text.push_str(&format!("\\[u{:04X}]", u32::from(c))),
-        }
-    }
-    text
 }

@@ -84,7 +84,7 @@ pub struct Arguments {
     #[arg(long)]
     pub no_wait: bool,
     /// The command and its arguments, after "--".
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required = true, value_name = "COMMAND", value_hint = clap::ValueHint::AnyPath)]
     pub command: Vec<OsString>,
 }
 
