@@ -173,6 +173,28 @@ struct Supervisor<'a> {
     period: Duration,
 }
 
+/// What has happened to the command and its lease so far.
+#[derive(Default)]
+struct Progress {
+    /// Set when the command has ended. Its children may still work under the lease.
+    ended: Option<Ended>,
+    lost: Option<LossCause>,
+    /// Why the command cannot be supervised any longer.
+    failure: Option<Failure>,
+    /// Whether changes of children are no longer reported.
+    has_reaper_ended: bool,
+    /// Whether the command was told to end.
+    is_terminating: bool,
+    /// Whether a signal told sqlock to end.
+    is_interrupted: bool,
+    /// Whether the release of the lease was requested.
+    is_requested: bool,
+    /// Whether the warning before the end of the lease was printed.
+    is_warned: bool,
+    /// Whether the time to kill the command has passed.
+    is_overdue: bool,
+}
+
 /// The result of a run.
 pub struct Completion {
     /// The exit code of the command, or the code for a lease that was not obtained.
@@ -206,98 +228,114 @@ impl Supervisor<'_> {
     async fn run_to_end(mut self, lease: &HeldLease, signals: &mut Signals) -> Result<Completion, Failure> {
         let mut tick = interval(self.period.clamp(Duration::from_millis(10), Duration::from_secs(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut lost: Option<LossCause> = None;
-        let (mut is_warned, mut is_overdue) = (false, false);
-        // Set when the command has ended. Its children may still work under the lease.
-        let mut ended: Option<Ended> = None;
-        let mut failure: Option<Failure> = None;
-        let mut is_reaping = true;
-        let (mut is_terminating, mut is_interrupted) = (false, false);
-        let mut is_requested = false;
+        let mut progress = Progress::default();
         let code = loop {
             tokio::select! {
-                change = self.reaper.next_change(), if is_reaping => match self.child.event(change) {
-                    ChildEvent::Exited(code) if self.no_wait && !is_terminating => break code,
-                    ChildEvent::Exited(code) => ended = Some(self.wait_for_group(code, is_terminating)),
-                    ChildEvent::Killed(signal) => {
-                        if self.terminal.reclaim(self.child.group()) {
-                            self.terminal.restore_modes();
-                        }
-                        ended = Some(self.wait_for_group(exit::from_signal(signal), true));
+                change = self.reaper.next_change(), if !progress.has_reaper_ended => {
+                    let event = self.child.event(change);
+                    if let Some(code) = self.handle_child(event, lease, &mut progress) {
+                        break code;
                     }
-                    ChildEvent::Stopped(signal) => self.follow_stop(signal, lease),
-                    ChildEvent::OtherExited(pid) if pid == self.watchdog.pid() => {
-                        if let Err(error) = self.restart_watchdog(lease) {
-                            // The lease is released when the killed command is dead.
-                            (is_terminating, failure) = (true, Some(error));
-                        }
-                    }
-                    // An orphan of the command ended, which may have been the last of the group.
-                    ChildEvent::OtherExited(_) => {
-                        if let Some(ended) = &mut ended {
-                            ended.look_soon();
-                        }
-                    }
-                    ChildEvent::OtherStopped => {}
-                    // The exit code of the command will not be known.
-                    ChildEvent::ReaperEnded => {
-                        is_reaping = false;
-                        ended.get_or_insert_with(|| self.wait_for_group(exit::SYSTEM, is_terminating));
-                    }
-                },
-                () = sleep_until(next_look(&ended)), if ended.is_some() => {
-                    let Some(ended) = &mut ended else { continue };
+                }
+                () = sleep_until(next_look(&progress.ended)), if progress.ended.is_some() => {
+                    let Some(ended) = &mut progress.ended else { continue };
                     if !self.child.has_group() {
                         break ended.code;
                     }
                     ended.act_if_due(&self.child, lease);
                 }
-                signal = signals.next() => {
-                    if signals::is_termination(signal) {
-                        // A command may take HUP for "reload" and QUIT for "report".
-                        if matches!(signal, Signal::SIGINT | Signal::SIGTERM) {
-                            (is_terminating, is_interrupted) = (true, true);
-                        }
-                        self.terminate(signal, lease, &mut ended);
-                    } else {
-                        self.forward(signal, lease);
-                    }
-                }
-                () = lease.revoke_requested(), if !is_requested => {
-                    is_requested = true;
-                    let name = quote(lease.name().as_str());
-                    if self.ends_on_request {
-                        stderr::print_note(&format!("release requested: {name}; stopping the command"));
-                        is_terminating = true;
-                        self.terminate(self.terms.signal, lease, &mut ended);
-                    } else {
-                        stderr::print_note(&format!("release requested: {name}; the command goes on (see --release-on-request)"));
-                    }
-                }
-                _ = tick.tick(), if lost.is_none() => {
-                    let schedule = KillSchedule::for_lease(lease, &self.terms);
-                    self.watchdog.update(self.child.process_tree(), &schedule);
-                    if schedule.is_kill_due() {
-                        // The watchdog has already killed the command, unless the watchdog was
-                        // stopped.
-                        self.child.kill();
-                        is_overdue = true;
-                    }
-                    if schedule.is_signal_due() && lease.is_held() && !is_warned {
-                        is_warned = true;
-                        self.warn_before_signal(lease);
-                    }
-                }
-                cause = lease.lost(), if lost.is_none() => {
-                    lost = Some(cause);
+                signal = signals.next() => self.handle_signal(signal, lease, &mut progress),
+                () = lease.revoke_requested(), if !progress.is_requested => self.handle_request(lease, &mut progress),
+                _ = tick.tick(), if progress.lost.is_none() => self.pass_deadline(lease, &mut progress),
+                cause = lease.lost(), if progress.lost.is_none() => {
+                    progress.lost = Some(cause);
                     self.child.kill();
                 }
             }
         };
+        self.complete(code, lease, progress)
+    }
+
+    /// Handles a change of a child. Returns the exit code if nothing more is waited for.
+    fn handle_child(&mut self, event: ChildEvent, lease: &HeldLease, progress: &mut Progress) -> Option<u8> {
+        match event {
+            ChildEvent::Exited(code) if self.no_wait && !progress.is_terminating => return Some(code),
+            ChildEvent::Exited(code) => progress.ended = Some(self.wait_for_group(code, progress.is_terminating)),
+            ChildEvent::Killed(signal) => {
+                if self.terminal.reclaim(self.child.group()) {
+                    self.terminal.restore_modes();
+                }
+                progress.ended = Some(self.wait_for_group(exit::from_signal(signal), true));
+            }
+            ChildEvent::Stopped(signal) => self.follow_stop(signal, lease),
+            ChildEvent::OtherExited(pid) if pid == self.watchdog.pid() => {
+                if let Err(error) = self.restart_watchdog(lease) {
+                    // The lease is released when the killed command is dead.
+                    (progress.is_terminating, progress.failure) = (true, Some(error));
+                }
+            }
+            // An orphan of the command ended, which may have been the last of the group.
+            ChildEvent::OtherExited(_) => {
+                if let Some(ended) = &mut progress.ended {
+                    ended.look_soon();
+                }
+            }
+            ChildEvent::OtherStopped => {}
+            // The exit code of the command will not be known.
+            ChildEvent::ReaperEnded => {
+                progress.has_reaper_ended = true;
+                progress.ended.get_or_insert_with(|| self.wait_for_group(exit::SYSTEM, progress.is_terminating));
+            }
+        }
+        None
+    }
+
+    /// Handles a signal to sqlock.
+    fn handle_signal(&self, signal: Signal, lease: &HeldLease, progress: &mut Progress) {
+        if !signals::is_termination(signal) {
+            return self.forward(signal, lease);
+        }
+        // A command may take HUP for "reload" and QUIT for "report".
+        if matches!(signal, Signal::SIGINT | Signal::SIGTERM) {
+            (progress.is_terminating, progress.is_interrupted) = (true, true);
+        }
+        self.terminate(signal, lease, progress);
+    }
+
+    /// Handles a request to release the lease.
+    fn handle_request(&self, lease: &HeldLease, progress: &mut Progress) {
+        progress.is_requested = true;
+        let name = quote(lease.name().as_str());
+        if self.ends_on_request {
+            stderr::print_note(&format!("release requested: {name}; stopping the command"));
+            progress.is_terminating = true;
+            self.terminate(self.terms.signal, lease, progress);
+        } else {
+            stderr::print_note(&format!("release requested: {name}; the command goes on (see --release-on-request)"));
+        }
+    }
+
+    /// Passes the deadline of the lease to the watchdog, and kills the command after it.
+    fn pass_deadline(&mut self, lease: &HeldLease, progress: &mut Progress) {
+        let schedule = KillSchedule::for_lease(lease, &self.terms);
+        self.watchdog.update(self.child.process_tree(), &schedule);
+        if schedule.is_kill_due() {
+            // The watchdog has already killed the command, unless the watchdog was stopped.
+            self.child.kill();
+            progress.is_overdue = true;
+        }
+        if schedule.is_signal_due() && lease.is_held() && !progress.is_warned {
+            progress.is_warned = true;
+            self.warn_before_signal(lease);
+        }
+    }
+
+    /// Stops the watchdog and makes the result.
+    fn complete(self, code: u8, lease: &HeldLease, progress: Progress) -> Result<Completion, Failure> {
         self.terminal.reclaim(self.child.group());
         let at_max_hold = self.is_near_max_hold();
-        let intervention = self.watchdog.stop().or(is_overdue.then_some(Intervention::Killed));
-        let reason = match (lost, intervention) {
+        let intervention = self.watchdog.stop().or(progress.is_overdue.then_some(Intervention::Killed));
+        let reason = match (progress.lost, intervention) {
             (None, None) => None,
             (Some(LossCause::MaxHold), _) | (None, Some(_)) if at_max_hold => Some(LossCause::MaxHold.to_string()),
             (None, Some(Intervention::Signaled | Intervention::Killed)) => Some("it could not be renewed".into()),
@@ -308,14 +346,14 @@ impl Supervisor<'_> {
             // The command may have obeyed the signal while its children did not.
             self.child.kill();
         }
-        if let Some(failure) = failure {
+        if let Some(failure) = progress.failure {
             return Err(failure);
         }
         let name = quote(lease.name().as_str());
         Ok(Completion {
             code,
             stopped: reason.map(|reason| format!("the lease on {name} ended: {reason}; the command was stopped")),
-            is_interrupted,
+            is_interrupted: progress.is_interrupted,
         })
     }
 
@@ -366,8 +404,8 @@ impl Supervisor<'_> {
 
     /// Sends a signal that should end the command, and limits the time of its process group after
     /// the end of the command.
-    fn terminate(&self, signal: Signal, lease: &HeldLease, ended: &mut Option<Ended>) {
-        if let Some(ended) = ended {
+    fn terminate(&self, signal: Signal, lease: &HeldLease, progress: &mut Progress) {
+        if let Some(ended) = &mut progress.ended {
             ended.kill_at.get_or_insert(Instant::now() + self.terms.kill_after);
         }
         self.forward(signal, lease);
