@@ -13,8 +13,9 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::{BEAT, GRANT};
-use crate::protocol::{Amended, HolderChange, Joined, Keeper, LeaseId, Mode, Polled, Presence, Request, Response};
+use crate::protocol::timing::BEAT;
+use crate::protocol::{Amended, Joined, Keeper, LeaseId, Mode, Polled, Presence, Request, Response};
+use crate::token::FencingToken;
 
 impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
@@ -58,21 +59,9 @@ impl Engine {
             (Ok(Response::Acquired(Err(holder))), Step::Acquire(id), _) => {
                 self.refused(now, &name, id, sent_at, holder)
             }
-            (Ok(Response::Joined(Joined::Done(token))), Step::Join(id), Request::Join(claim)) => {
-                if self.joined_as_exported(now, &name, id, token) {
-                    if let Some(waiter) = self.names.get_mut(&name).and_then(|state| state.waiter(id)) {
-                        waiter.claim.mode = Mode::Exclusive;
-                    }
-                    self.granted(now, &name, id, granting(token, claim.ttl));
-                    let holding = self.names.get_mut(&name).and_then(|state| state.holding(id));
-                    holding.into_iter().for_each(|holding| holding.is_joined = true);
-                }
+            (Ok(Response::Joined(joined)), Step::Join(id), Request::Join(claim)) => {
+                self.joined(now, &name, id, joined, |token| granting(token, claim.ttl));
             }
-            (Ok(Response::Joined(Joined::Locked)), Step::Join(id), _) => {
-                let waiter = self.names.get_mut(&name).and_then(|state| state.waiter(id));
-                waiter.into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
-            }
-            (Ok(Response::Joined(Joined::NotHeld)), Step::Join(id), _) => self.not_joined(now, &name, id),
             (Ok(Response::Enqueued(holder)), Step::Enqueue, Request::Enqueue(entries)) => {
                 let ids: Vec<LeaseId> = entries.iter().map(|entry| entry.claim.id).collect();
                 self.enqueued(now, &name, &ids, sent_at, holder);
@@ -90,25 +79,7 @@ impl Engine {
                 self.read(now, &name, given_up, sent_at, epoch, queue)
             }
             (Ok(Response::Transitioned(granted)), Step::Transition { given_up }, Request::Transition(transition)) => {
-                let Some(granted) = granted else {
-                    self.overtaken(now, &name, given_up);
-                    return self.advance(now, &name);
-                };
-                let ttl_of = |id| match &transition.change {
-                    HolderChange::Exclusive(grantee) => grantee.ttl,
-                    HolderChange::Shared(grantees) => grantees.iter().find(|g| g.id == id).map_or(GRANT, |g| g.ttl),
-                    HolderChange::Claim(claim) => claim.ttl,
-                    HolderChange::None | HolderChange::Free => GRANT,
-                };
-                self.conclude(now, &name, given_up, Verdict::Held);
-                if let Some(state) = self.names.get_mut(&name) {
-                    state.overtaken = 0;
-                    state.is_wanted = !transition.is_last;
-                }
-                self.poll_later(now, &name, 0, None);
-                for grant in granted {
-                    self.granted(now, &name, grant.id, granting(grant.token, ttl_of(grant.id)));
-                }
+                self.transitioned(now, &name, given_up, &transition, granted, granting);
             }
             (Ok(Response::Extended(extended)), Step::Extend(id), Request::Extend(extension)) => {
                 let is_kept = matches!(extension.keeper, Keeper::Client(_));
@@ -121,6 +92,34 @@ impl Engine {
             (Ok(_), ..) => {}
         }
         self.advance(now, &name);
+    }
+
+    fn joined(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        joined: Joined,
+        granting: impl Fn(FencingToken) -> Granting,
+    ) {
+        match joined {
+            Joined::Done(token) => {
+                if !self.joined_as_exported(now, name, id, token) {
+                    return;
+                }
+                if let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) {
+                    waiter.claim.mode = Mode::Exclusive;
+                }
+                self.granted(now, name, id, granting(token));
+                let holding = self.names.get_mut(name).and_then(|state| state.holding(id));
+                holding.into_iter().for_each(|holding| holding.is_joined = true);
+            }
+            Joined::Locked => {
+                let waiter = self.names.get_mut(name).and_then(|state| state.waiter(id));
+                waiter.into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
+            }
+            Joined::NotHeld => self.not_joined(now, name, id),
+        }
     }
 
     /// Handles the answer to a heartbeat.
@@ -221,28 +220,8 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if let Some(waiter) = state.waiter(id) {
-            // A notice since the grant was read requires a look.
-            let epoch = waiter.granted_in.unwrap_or(granting.epoch);
-            return match extended {
-                Amended::Done => self.granted(now, name, id, Granting { epoch, ..granting }),
-                Amended::Locked => {
-                    state.waiter(id).into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
-                }
-                Amended::NotHeld => match state.waiter(id).filter(|waiter| waiter.resumes.is_some()) {
-                    // An abandoned resumption may be about to restore the identity of the lease,
-                    // once its row is no longer locked.
-                    Some(waiter) if waiter.unknown < MAX_UNKNOWN_ANSWERS => {
-                        waiter.ask_at = now + WHILE_LOCKED * (1 << waiter.unknown);
-                        waiter.unknown += 1;
-                    }
-                    Some(waiter) => {
-                        let waiter = waiter.id;
-                        self.leave(now, waiter, Some(Refusal::Lost));
-                    }
-                    None => self.requeue(now, name, id, WaiterState::Refused, false),
-                },
-            };
+        if state.waiter(id).is_some() {
+            return self.extended_before_grant(now, name, id, granting, extended);
         }
         let Some(holding) = state.holding(id) else {
             return;
@@ -267,6 +246,39 @@ impl Engine {
             Amended::NotHeld => {
                 holding.settle(&self.heartbeat);
                 (holding.epoch, holding.is_doubted) = (Epoch::default(), true);
+            }
+        }
+    }
+
+    /// Handles the answer to an extension that comes before its waiter gets the lease.
+    fn extended_before_grant(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        granting: Granting,
+        extended: Amended,
+    ) {
+        let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
+            return;
+        };
+        match extended {
+            Amended::Done => {
+                // A notice since the grant was read requires a look.
+                let epoch = waiter.granted_in.unwrap_or(granting.epoch);
+                self.granted(now, name, id, Granting { epoch, ..granting });
+            }
+            Amended::Locked => waiter.ask_at = now + WHILE_LOCKED,
+            Amended::NotHeld if waiter.resumes.is_none() => self.requeue(now, name, id, WaiterState::Refused, false),
+            // An abandoned resumption may be about to restore the identity of the lease, once its
+            // row is no longer locked.
+            Amended::NotHeld if waiter.unknown < MAX_UNKNOWN_ANSWERS => {
+                waiter.ask_at = now + WHILE_LOCKED * (1 << waiter.unknown);
+                waiter.unknown += 1;
+            }
+            Amended::NotHeld => {
+                let waiter = waiter.id;
+                self.leave(now, waiter, Some(Refusal::Lost));
             }
         }
     }

@@ -1,17 +1,23 @@
 //! Who is next: how the engine carries out what the [policy](super::policy) decides from a name and
 //! its queue as read.
 
-use super::action::{Action, Refusal};
+use std::time::Duration;
+
+use super::action::{Action, Refusal, Verdict};
 use super::heartbeat::Epoch;
 use super::pace::POLL_FIRST;
 use super::policy::{Decision, decide, shares_again};
 use super::step::Step;
 use super::waiter::{Waiter, WaiterState};
-use super::{Engine, MAX_OVERTAKEN};
+use super::{Engine, Granting, MAX_OVERTAKEN};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{EntryRow, GivenUp, Holder, LeaseId, Mode, Presence, Queue, Request};
+use crate::protocol::timing::GRANT;
+use crate::protocol::{
+    EntryRow, GivenUp, Granted, Holder, HolderChange, LeaseId, Mode, Presence, Queue, Request, Transition,
+};
+use crate::token::FencingToken;
 
 impl Engine {
     pub(super) fn read(
@@ -163,6 +169,36 @@ impl Engine {
                     self.leave(now, waiter, Some(Refusal::Held));
                 }
             }
+        }
+    }
+
+    /// Handles the answer to a transition. `granted` is `None` if it was not carried out.
+    pub(super) fn transitioned(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        given_up: Option<LeaseId>,
+        transition: &Transition,
+        granted: Option<Vec<Granted>>,
+        granting: impl Fn(FencingToken, Duration) -> Granting,
+    ) {
+        let Some(granted) = granted else {
+            return self.overtaken(now, name, given_up);
+        };
+        let ttl_of = |id| match &transition.change {
+            HolderChange::Exclusive(grantee) => grantee.ttl,
+            HolderChange::Shared(grantees) => grantees.iter().find(|g| g.id == id).map_or(GRANT, |g| g.ttl),
+            HolderChange::Claim(claim) => claim.ttl,
+            HolderChange::None | HolderChange::Free => GRANT,
+        };
+        self.conclude(now, name, given_up, Verdict::Held);
+        if let Some(state) = self.names.get_mut(name) {
+            state.overtaken = 0;
+            state.is_wanted = !transition.is_last;
+        }
+        self.poll_later(now, name, 0, None);
+        for grant in granted {
+            self.granted(now, name, grant.id, granting(grant.token, ttl_of(grant.id)));
         }
     }
 
