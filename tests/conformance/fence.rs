@@ -390,7 +390,8 @@ impl Stress {
         let mut ttl = TINY;
         let mut late = 0;
         while !enough(&self.tally) {
-            let lease = locks.lease("counter").ttl(ttl).renew(false).wait(SOON).acquire().await.expect("acquire");
+            let request = locks.lease("counter").ttl(ttl).renew(false).wait(SOON * 4);
+            let lease = request.acquire().await.expect("acquire");
             if self.fenced {
                 dice.pause(ttl).await;
             }
