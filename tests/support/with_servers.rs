@@ -61,10 +61,16 @@ async fn main() {
             say(&format!("{name}: the one ${variable} names"));
             continue;
         }
-        let options = Options { durable: request.durable, ..Options::default() };
+        let mut options = Options { durable: request.durable, ..Options::default() };
+        if !request.durable && kind != Kind::Postgres {
+            // Each test creates tables. With a file for each, MySQL needs half as long again.
+            options.settings.push("--innodb-file-per-table=OFF".into());
+        }
         let server = Server::start_with(kind, options);
         say(&format!("{name}: {} on port {}", server.version(), server.port()));
-        command.env(variable, server.url());
+        // A connection over TLS takes MySQL 4 ms, as long as dozens of statements.
+        let query = if request.durable || kind != Kind::MySql { "" } else { "?ssl-mode=DISABLED" };
+        command.env(variable, server.url() + query);
         servers.push(server);
     }
 

@@ -262,7 +262,9 @@ impl Guarded {
             let user = format!("g{place}");
             execute(&admin, &format!("CREATE USER {user}@'%' IDENTIFIED BY 's3cret'")).await;
             execute(&admin, &format!("GRANT ALL ON {place}.* TO {user}@'%'")).await;
-            return Self { user, admin, url: db.url.replacen("root@", "USER:PASSWORD@", 1), _server: None };
+            // MySQL takes passwords over TLS.
+            let url = db.url.replacen("root@", "USER:PASSWORD@", 1).replace("ssl-mode=DISABLED", "ssl-mode=PREFERRED");
+            return Self { user, admin, url, _server: None };
         }
         // The shared server needs no password.
         let directory = tempfile::Builder::new()
