@@ -116,7 +116,7 @@ fn main() -> ExitCode {
     if let Some(code) = run::watchdog::process::run_if_requested() {
         return code;
     }
-    match completions::answer_if_requested(&Cli::command()) {
+    match completions::answer_if_requested(Cli::command) {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => {}
         Err(error) => return exit::report_usage_error(&error),

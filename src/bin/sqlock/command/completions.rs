@@ -97,12 +97,12 @@ pub fn run(args: &Arguments) -> Outcome {
 
 /// Prints the candidates for the word that is edited, if a script asks for them. Returns whether it
 /// does: a script puts "--" before the words of the line.
-pub fn answer_if_requested(command: &Command) -> clap::error::Result<bool> {
+pub fn answer_if_requested(command: fn() -> Command) -> clap::error::Result<bool> {
     if std::env::args_os().nth(1).is_none_or(|word| word != "--") {
         return Ok(false);
     }
     let directory = std::env::current_dir().ok();
-    CompleteEnv::with_factory(|| complete_names(command.clone()))
+    CompleteEnv::with_factory(|| complete_names(command()))
         .var(VARIABLE)
         .shells(Shells(&[&Bash, &Elvish, &Fish, &Zsh]))
         .try_complete(std::env::args_os(), directory.as_deref())
