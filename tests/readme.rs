@@ -50,8 +50,7 @@ async fn remind() -> Result {
     let locks = Locks::new(pool.clone());
     locks.migrate().await?;                  // its own tables, beside those of your migrations
 
-    // Waits in a queue. The lease is a row with owner and expiry, renewed until it is released or
-    // dropped.
+    // Waits in a queue. The lease is a row with an expiry, renewed until it is released or dropped.
     let lease = locks.lease("invoice/42").ttl(Duration::from_secs(30)).acquire().await?;
 
     let mut tx = pool.begin().await?;
