@@ -4,12 +4,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::Once;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sqlock::Locks;
 use sqlock::inspect::LeaseInfo;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Fresh, soon};
 use crate::DATABASE;
@@ -35,8 +37,9 @@ impl Ended {
     }
 }
 
-/// The program, which cargo builds for these tests.
+/// Returns the program, which cargo builds for these tests. Signals reach it from now on.
 pub fn program() -> &'static str {
+    handle_ignored_signals();
     env!("CARGO_BIN_EXE_sqlock")
 }
 
@@ -70,6 +73,23 @@ pub fn bare(arguments: &[&str]) -> Command {
         command.env_remove(variable);
     }
     command
+}
+
+/// Handles SIGINT and SIGQUIT if they are ignored, as in a shell's background job. Children inherit
+/// that a signal is ignored, and sqlock then ignores it too; one with a handler here has its default
+/// effect there.
+fn handle_ignored_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let mask = mask.map_or(0, |hex| u64::from_str_radix(hex.trim(), 16).expect("a mask"));
+        for ignored in [Signal::INT, Signal::QUIT] {
+            if mask & (1 << (ignored.as_raw() - 1)) != 0 {
+                signal(SignalKind::from_raw(ignored.as_raw())).expect("it can be handled");
+            }
+        }
+    });
 }
 
 /// Runs a command to its end.
