@@ -14,28 +14,13 @@ mod group;
 mod server;
 #[path = "clusters/standby.rs"]
 mod standby;
-
-use std::time::{Duration, Instant};
+#[allow(dead_code, reason = "the rest is for other tests")]
+#[path = "support/wait.rs"]
+mod wait;
 
 use server::Server;
 use sqlock::{Error, LocksBuilder};
-
-/// The longest that anything which must happen may take here before a test fails.
-const SOON: Duration = Duration::from_secs(60);
-
-/// Fails the test, instead of hanging it, when something does not happen.
-async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    tokio::time::timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
-}
-
-/// Asks until it is so.
-async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so().await {
-        assert!(start.elapsed() < SOON, "{what} did not happen within {SOON:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
+use wait::{soon, until};
 
 /// The URLs of servers, as a client takes them.
 fn urls<'a>(servers: impl IntoIterator<Item = &'a Server>) -> String {

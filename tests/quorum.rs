@@ -10,6 +10,8 @@ mod proxy;
 #[allow(dead_code, reason = "the rest is for other tests")]
 #[path = "support/server.rs"]
 mod server;
+#[path = "support/wait.rs"]
+mod wait;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -24,12 +26,7 @@ use sqlock::{Error, Locks, LossCause};
 use sqlx::{AssertSqlSafe, MySqlPool, PgPool, SqlitePool};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{sleep, timeout};
-
-/// The longest that anything which must happen may take here before a test fails.
-const SOON: Duration = Duration::from_secs(60);
-
-/// Longer than any test: a name that is free before that was released.
-const LONG: Duration = Duration::from_secs(600);
+use wait::{LONG, SOON, soon, until};
 
 /// How long one database may take: no test fails because the machine is busy.
 const PATIENT: Duration = Duration::from_secs(15);
@@ -113,7 +110,7 @@ impl Trio {
     }
 
     async fn becomes_free(&self, name: &str) {
-        eventually("everything is given back", async || self.tokens(name).await == [None; 3]).await;
+        until("everything is given back", async || self.tokens(name).await == [None; 3]).await;
     }
 }
 
@@ -169,18 +166,6 @@ async fn execute(kind: Kind, url: &str, sql: &str) {
     }
 }
 
-async fn eventually(what: &str, is: impl AsyncFn() -> bool) {
-    let start = Instant::now();
-    while !is().await {
-        assert!(start.elapsed() < SOON, "{what}: not within {SOON:?}");
-        sleep(Duration::from_millis(20)).await;
-    }
-}
-
-async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
-}
-
 fn patient(quorum: &Quorum, name: &str) -> QuorumRequest {
     quorum.lease(name).ttl(LONG).node_timeout(PATIENT).wait(SOON)
 }
@@ -195,7 +180,7 @@ async fn majority_excludes_others_until_full_release() {
     assert!(lease.is_held() && lease.votes() >= 2 && lease.remaining() > LONG / 2);
     assert!(others.lease("a").node_timeout(PATIENT).try_acquire().await.expect("all are up").is_none());
 
-    eventually("the third has voted too", async || lease.votes() == 3).await;
+    until("the third has voted too", async || lease.votes() == 3).await;
     let token = lease.token().get();
     let tokens = trio.tokens("a").await;
     assert!(tokens.iter().all(|there| there.is_some_and(|there| there >= token)), "{tokens:?}, told {token}");
@@ -244,14 +229,14 @@ async fn returning_database_votes_again() {
     let lease = patient(&trio.quorum(), "a").acquire().await.expect("two are enough");
     assert_eq!((lease.votes(), trio.tokens("a").await[1]), (2, None));
     away.proxy.pass();
-    eventually("it votes", async || lease.votes() == 3).await;
+    until("it votes", async || lease.votes() == 3).await;
     let there = trio.tokens("a").await[1].expect("it is held there");
     assert!(there >= lease.token().get());
 
     // One that has evicted it likewise, long before a third of the TTL.
     let token = away.direct().inspect("a").await.expect("the server answers").expect("it is held there").token;
     assert!(away.direct().evict("a", token).await.expect("the server answers"));
-    eventually("it has noticed, and votes again", async || {
+    until("it has noticed, and votes again", async || {
         let now = trio.tokens("a").await[1];
         now.is_some_and(|now| now > there) && lease.votes() == 3
     })
@@ -290,7 +275,7 @@ async fn eviction_from_a_majority_is_a_loss() {
     let trio = Trio::shared().await;
     let lease =
         patient(&trio.quorum(), "a").ttl(Duration::from_secs(15)).renew(false).acquire().await.expect("all are up");
-    eventually("the third has voted too", async || lease.votes() == 3).await;
+    until("the third has voted too", async || lease.votes() == 3).await;
     for node in &trio.nodes[1..] {
         let token = node.direct().inspect("a").await.expect("the server answers").expect("it is held there").token;
         assert!(node.direct().evict("a", token).await.expect("the server answers"));
@@ -321,13 +306,13 @@ async fn hold_limits_count_from_the_majority() {
     }
     let keeping = || patient(&quorum, "a").hold_at_least(LONG);
     assert!(keeping().try_acquire().await.expect("all are up").is_none());
-    eventually("the vote was released", async || trio.tokens("a").await[0].is_none()).await;
+    until("the vote was released", async || trio.tokens("a").await[0].is_none()).await;
     for lease in taken {
         lease.release().await.expect("it was theirs to the end");
     }
 
     let lease = keeping().acquire().await.expect("all are up");
-    eventually("the third has voted too", async || lease.votes() == 3).await;
+    until("the third has voted too", async || lease.votes() == 3).await;
     lease.release().await.expect("it was ours to the end");
     assert!(others.lease("a").node_timeout(PATIENT).try_acquire().await.expect("all are up").is_none());
     assert!(trio.tokens("a").await.iter().all(Option::is_some));
@@ -339,7 +324,7 @@ async fn failed_attempt_releases_unanswered_votes() {
     let quorum = trio.quorum();
     // So that connections are open, and what is swallowed is an answer.
     let warm = patient(&quorum, "a").acquire().await.expect("all are up");
-    eventually("the third has voted too", async || warm.votes() == 3).await;
+    until("the third has voted too", async || warm.votes() == 3).await;
     warm.release().await.expect("it was ours to the end");
     trio.becomes_free("a").await;
 
@@ -350,9 +335,9 @@ async fn failed_attempt_releases_unanswered_votes() {
     trio.nodes[0].proxy.blackhole(Direction::Down);
     let refused = quorum.lease("a").ttl(LONG).node_timeout(Duration::from_secs(2)).try_acquire().await;
     assert!(refused.expect("two have answered").is_none());
-    eventually("it was granted where the answer was swallowed", async || trio.tokens("a").await[0].is_some()).await;
+    until("it was granted where the answer was swallowed", async || trio.tokens("a").await[0].is_some()).await;
     trio.nodes[0].proxy.pass();
-    eventually("what nobody heard of was given back", async || trio.tokens("a").await[0].is_none()).await;
+    until("what nobody heard of was given back", async || trio.tokens("a").await[0].is_none()).await;
     for lease in taken {
         lease.release().await.expect("it was theirs to the end");
     }
@@ -412,7 +397,7 @@ async fn sqlite_files_form_a_quorum() {
 async fn extension_requires_a_majority() {
     let trio = Trio::shared().await;
     let lease = patient(&trio.quorum(), "a").ttl(Duration::from_secs(60)).acquire().await.expect("all are up");
-    eventually("the third has voted too", async || lease.votes() == 3).await;
+    until("the third has voted too", async || lease.votes() == 3).await;
     trio.nodes[2].proxy.refuse();
     lease.extend(LONG).await.expect("two are enough");
     assert!(lease.remaining() > LONG / 2);
@@ -467,7 +452,7 @@ async fn dropped_acquire_leaves_nothing_on_any_database() {
 async fn wait_limit_covers_every_step() {
     let trio = Trio::shared().await;
     let held = patient(&trio.quorum(), "a").acquire().await.expect("all are up");
-    eventually("the third has voted too", async || held.votes() == 3).await;
+    until("the third has voted too", async || held.votes() == 3).await;
     let quorum = trio.quorum();
     // A database that does not answer has no time of its own beside it.
     trio.nodes[2].proxy.blackhole(Direction::Both);
@@ -570,7 +555,7 @@ async fn recreated_database_votes_after_the_ttl() {
         let error = refused.expect_err("one of the two has no memory");
         assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("votes after")), "{error}");
         assert!(lease.is_held(), "nobody has taken it away");
-        eventually("the vote is given back", async || lost.direct().inspect("a").await.expect("there").is_none()).await;
+        until("the vote is given back", async || lost.direct().inspect("a").await.expect("there").is_none()).await;
 
         lost.execute(make_old(lost.kind)).await;
         let next = patient(&rival, "a").acquire().await.expect("it votes again");
@@ -592,7 +577,7 @@ async fn two_databases_on_one_server_are_refused() {
         if node.kind != Kind::MariaDb {
             let hidden = Quorum::new([node.direct(), node.locks()]);
             // A try says "taken" when the second answer comes late.
-            eventually("another address is recognized", async || {
+            until("another address is recognized", async || {
                 match hidden.lease("a").node_timeout(PATIENT).try_acquire().await {
                     Ok(answer) => {
                         assert!(answer.is_none(), "it has voted twice");
@@ -678,7 +663,7 @@ impl Resource {
 
     async fn goes_on(&self, what: &str) {
         let before = self.grants.load(Ordering::SeqCst);
-        eventually(what, async || self.grants.load(Ordering::SeqCst) >= before + 5).await;
+        until(what, async || self.grants.load(Ordering::SeqCst) >= before + 5).await;
     }
 }
 

@@ -12,6 +12,7 @@ pub mod history;
 pub mod log;
 pub mod proxy;
 pub mod server;
+pub mod wait;
 pub mod worker;
 
 use std::sync::LazyLock;
@@ -20,6 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sqlock::{Locks, LocksBuilder};
 use sqlx::{AssertSqlSafe, Pool};
+pub use wait::{LONG, SOON, soon, until};
 
 use crate::{DATABASE, Sql};
 
@@ -194,13 +196,6 @@ pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T
     }
 }
 
-/// Longer than any test lasts: a name with this TTL that becomes free was released, and a leaked
-/// lease is still held when a test times out.
-pub const LONG: Duration = Duration::from_secs(600);
-
-/// The longest time that an expected event may take before a test fails.
-pub const SOON: Duration = Duration::from_secs(30);
-
 /// Returns a query for columns of the row `l` of a name, and for its expiry: the row's own, or the
 /// one by the heartbeat of its client.
 pub fn held(columns: &str, name: &str) -> String {
@@ -210,29 +205,8 @@ pub fn held(columns: &str, name: &str) -> String {
     )
 }
 
-/// Waits for a future, and fails the test after a minute instead of hanging it: a machine that runs
-/// other programs may need more than [`SOON`].
-pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    let limit = 2 * SOON;
-    tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {limit:?}"))
-}
-
 /// Waits until a name has this number of waiters.
 pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {
-    let queued = async {
-        while locks.waiters(name).await.expect("waiters").len() != count {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    soon(&format!("{count} waiters for {name}"), queued).await;
-}
-
-/// Polls until a condition holds.
-pub async fn until(what: &str, condition: impl AsyncFn() -> bool) {
-    let holds = async {
-        while !condition().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, holds).await;
+    let queued = async || locks.waiters(name).await.expect("waiters").len() == count;
+    until(&format!("{count} waiters for {name}"), queued).await;
 }
