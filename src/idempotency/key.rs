@@ -182,7 +182,8 @@ fn find<'j, 't>(value: &'j Json<'t>, pointer: &str) -> Result<Option<&'j Json<'t
     let Some((before, path)) = pointer.split_once('/') else {
         return if pointer.is_empty() { Ok(Some(value)) } else { Err(no_pointer()) };
     };
-    if !before.is_empty() {
+    let escaped = path.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+    if !before.is_empty() || !escaped {
         return Err(no_pointer());
     }
     let mut value = Some(value);
@@ -190,11 +191,17 @@ fn find<'j, 't>(value: &'j Json<'t>, pointer: &str) -> Result<Option<&'j Json<'t
         let token = token.replace("~1", "/").replace("~0", "~");
         value = match value {
             Some(Json::Object(members)) => members.get(&token),
-            Some(Json::Array(items)) => token.parse().ok().and_then(|i: usize| items.get(i)),
+            Some(Json::Array(items)) => parse_index(&token).and_then(|i| items.get(i)),
             _ => None,
         };
     }
     Ok(value)
+}
+
+/// Reads an index of a JSON Pointer: digits, without a leading zero.
+fn parse_index(token: &str) -> Option<usize> {
+    let is_index = token == "0" || !token.starts_with(['0', '+']);
+    is_index.then(|| token.parse().ok()).flatten()
 }
 
 fn no_pointer() -> Error {
@@ -303,8 +310,11 @@ mod tests {
             |pointer| Fingerprint::of([""; 0]).and_json_fields(br#"{"amount":5,"a/b":[1,{"~":2}]}"#, [pointer]);
         assert!(matches!(fields("amount"), Err(Error::InvalidKey { .. })));
         assert!(matches!(fields("x/amount"), Err(Error::InvalidKey { .. })));
+        assert!(matches!(fields("/a~2b"), Err(Error::InvalidKey { .. })));
         assert_eq!(fields("/a~1b/1/~0").expect("a pointer"), Fingerprint::of(["/a~1b/1/~0", "2"]));
-        assert_eq!(fields("/a~1b/7").expect("a pointer"), Fingerprint::of(["/a~1b/7", ""]));
+        for missing in ["/a~1b/7", "/a~1b/01", "/a~1b/+1", "/a~1b/-"] {
+            assert_eq!(fields(missing).expect("a pointer"), Fingerprint::of([missing, ""]));
+        }
     }
 
     #[test]
