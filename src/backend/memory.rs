@@ -17,6 +17,7 @@ mod release;
 mod row;
 #[cfg(feature = "testing")]
 pub(crate) mod server;
+mod transition;
 
 use std::collections::{BTreeMap, BTreeSet};
 

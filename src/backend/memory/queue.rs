@@ -1,17 +1,14 @@
-//! The queue of a name: waiting entries and transitions.
+//! The queue of a name: its entries, and reads of them.
 
 use std::time::Duration;
 
-use super::row::{positive, remaining};
-use super::{End, Entry, Lease, Memory, MustWait, Prepared, Strength, Write};
+use super::row::remaining;
+use super::{Entry, Lease, Memory, MustWait, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{
-    Enqueue, EntryRow, EntryState, Granted, Holder, HolderChange, HolderNow, LeaseId, Mode, Polled, Presence, Queue,
-    Response, Transition,
-};
+use crate::protocol::{Enqueue, EntryRow, EntryState, Holder, HolderNow, LeaseId, Polled, Presence, Queue, Response};
 
 impl Memory {
     pub(super) fn enqueue(&self, entries: &[Enqueue], now: i64) -> Result<Prepared, MustWait> {
@@ -83,132 +80,5 @@ impl Memory {
         let is_cut_off = entries.len() - holding > limit as usize;
         entries.truncate(holding + limit as usize);
         Some(Queue { row, entries, is_cut_off })
-    }
-
-    pub(super) fn transition(&self, transition: &Transition, now: i64) -> Prepared {
-        let changed = self.apply_transition(transition, now);
-        changed.unwrap_or_else(|| Prepared::new(Response::Transitioned(None)))
-    }
-
-    pub(super) fn apply_transition(&self, transition: &Transition, now: i64) -> Option<Prepared> {
-        let Transition { name, seen, given_up, expired, change, is_last } = transition;
-        let mut row = self.leases.get(name)?.clone();
-        let is_same = row.holder == seen.holder && row.token == seen.token;
-        if !is_same || (*is_last && row.waiting != seen.waiting) {
-            return None;
-        }
-        let mut prepared = Prepared::new(Response::Transitioned(Some(Vec::new())));
-        let mut losers = Vec::new();
-        let ends_row = match row.holder {
-            Holder::Lease(_) if given_up.is_some() => {
-                prepared.ends.push((name.clone(), row.token, End::Released));
-                true
-            }
-            Holder::Lease(_) | Holder::Kept => {
-                let has_expired = self.read_row(&row, now).remaining.is_none() || is_on(Mutation::TakeOverUnchecked);
-                if !has_expired {
-                    return None;
-                }
-                if matches!(row.holder, Holder::Lease(_)) {
-                    losers.extend(row.client);
-                    row.lost = row.lost.max(row.token);
-                    prepared.ends.push((name.clone(), row.token, End::TakenOver));
-                }
-                true
-            }
-            Holder::Nobody | Holder::Entries => false,
-        };
-        for id in expired {
-            let entry = self.entries.get(&(name.clone(), *id))?;
-            let has_expired = remaining(self.entry_until(entry), now).is_none() || is_on(Mutation::TakeOverUnchecked);
-            if !has_expired || self.is_entry_locked(name, *id) {
-                return None;
-            }
-            if let EntryState::Holding(token) = entry.state {
-                // An entry without an owner was released before and only kept the name unavailable.
-                // A token shared by several acquisitions of one owner is lost with the last of
-                // them.
-                let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && !expired.contains(&other);
-                losers.extend(entry.client);
-                if entry.owner.is_some() && !self.entries_named(name).any(is_shared) {
-                    row.lost = row.lost.max(token);
-                    prepared.ends.push((name.clone(), token, End::TakenOver));
-                }
-            }
-            prepared = prepared.write(Write::Entry(name.clone(), *id, None));
-        }
-        let sharers_stay = row.holder == Holder::Entries
-            && self
-                .entries_named(name)
-                .any(|(id, e)| e.state != EntryState::Waiting && e.mode != Mode::Exclusive && !expired.contains(&id));
-        let is_plain = sharers_stay && matches!(change, HolderChange::Shared(_) | HolderChange::None);
-        let strength = if is_plain { Strength::Plain } else { Strength::Ending };
-        if self.is_lease_locked(name, strength) && !is_on(Mutation::TransitThroughFence) {
-            return None;
-        }
-        // An acquisition may have joined since the queue was read: joining does not raise the
-        // token.
-        let mut staying =
-            self.entries_named(name).filter(|(id, e)| e.state != EntryState::Waiting && !expired.contains(id));
-        let is_prevented = match change {
-            HolderChange::None => false,
-            HolderChange::Shared(_) => staying.any(|(_, entry)| entry.mode == Mode::Exclusive),
-            HolderChange::Claim(claim) if claim.mode != Mode::Exclusive => {
-                staying.any(|(_, entry)| entry.mode == Mode::Exclusive)
-            }
-            HolderChange::Free | HolderChange::Exclusive(_) | HolderChange::Claim(_) => staying.next().is_some(),
-        };
-        if is_prevented {
-            return None;
-        }
-        if ends_row && matches!(change, HolderChange::None) {
-            return None;
-        }
-        prepared.writes.extend(self.notices(&losers)?);
-        let mut granted = Vec::new();
-        let waiting = |id: LeaseId| {
-            let entry = self.entries.get(&(name.clone(), id)).filter(|entry| entry.state == EntryState::Waiting)?;
-            (!self.is_entry_locked(name, id)).then_some(entry)
-        };
-        match change {
-            HolderChange::None => {}
-            HolderChange::Free => row.end(),
-            HolderChange::Claim(_)
-                if self.entries_named(name).any(|(id, e)| e.state == EntryState::Waiting && !expired.contains(&id)) =>
-            {
-                return None;
-            }
-            HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => {
-                granted.push(row.grant(claim, now));
-            }
-            HolderChange::Claim(claim) => {
-                let (share, entry) = row.share(claim, now);
-                granted.push(share);
-                prepared = prepared.write(Write::Entry(name.clone(), claim.id, Some(entry)));
-            }
-            HolderChange::Exclusive(grantee) => {
-                let entry = waiting(grantee.id)?;
-                granted.push(row.grant_to(grantee.id, entry.owner, entry.keeper(), grantee.ttl, now));
-                prepared = prepared.write(Write::Entry(name.clone(), grantee.id, None));
-            }
-            HolderChange::Shared(grantees) => {
-                (row.holder, row.client, row.owner) = (Holder::Entries, None, None);
-                for grantee in grantees {
-                    let entry = waiting(grantee.id)?.clone();
-                    row.token = row.next_token(now);
-                    let state = EntryState::Holding(row.token);
-                    granted.push(Granted { id: grantee.id, token: positive(row.token) });
-                    let ttl = micros(grantee.ttl);
-                    let holding = Entry { state, client: entry.keeper(), ttl, expires_at: now + ttl, ..entry };
-                    let kept = (!is_on(Mutation::DeleteShareOnGrant)).then_some(holding);
-                    prepared = prepared.write(Write::Entry(name.clone(), grantee.id, kept));
-                }
-            }
-        }
-        if *is_last {
-            row.waiting = 0;
-        }
-        prepared.response = Response::Transitioned(Some(granted));
-        Some(prepared.write(Write::Lease(name.clone(), row)))
     }
 }
