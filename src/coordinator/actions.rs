@@ -7,7 +7,7 @@ use super::report::{Report, refusal_reason};
 use super::state::{HeartbeatReport, Hold, LeaseSignals, Outbox, Phase, Sending, State, Waiting};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
-use crate::engine::{Action, Pulse, Verdict};
+use crate::engine::{Action, Grant, LeaseKey, Pulse, Verdict, WaiterId};
 use crate::events::Event;
 
 impl Coordinator {
@@ -58,20 +58,7 @@ impl Coordinator {
                     self.record(state, outbox, Event::Waiting { name: name.clone() });
                 }
             }
-            Action::Granted { waiter, grant } => {
-                let Some(waiting) = state.waiters.remove(&waiter) else {
-                    debug_assert!(false, "a grant without a waiter");
-                    return;
-                };
-                let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));
-                state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
-                let kind = waiting.mode.as_str();
-                self.record_request(state, outbox, kind, Event::Acquired { name, token, waited });
-                let signals = Arc::<LeaseSignals>::default();
-                state.leases.insert(grant.lease, Arc::clone(&signals));
-                let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, signals, waiting.resumes);
-                outbox.unwanted.extend(waiting.reply.send(Ok(lease)).err());
-            }
+            Action::Granted { waiter, grant } => self.deliver_grant(state, outbox, now, waiter, grant),
             Action::Refused { waiter, refusal } => {
                 if let Some(waiting) = state.waiters.remove(&waiter) {
                     let reason = refusal_reason(&refusal, self.executor.failure().is_some());
@@ -79,22 +66,7 @@ impl Coordinator {
                     let _ = waiting.reply.send(Err(refusal));
                 }
             }
-            Action::Released { lease, verdict } => {
-                if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
-                    let held = now.since(since);
-                    let event = match verdict {
-                        Verdict::Lost(cause) => Event::Lost { name, token, held, cause },
-                        _ => {
-                            let is_confirmed = matches!(verdict, Verdict::Held);
-                            Event::Released { name, token, held, is_confirmed }
-                        }
-                    };
-                    self.record(state, outbox, event);
-                }
-                if let Some(reply) = state.releases.remove(&lease) {
-                    let _ = reply.send(verdict);
-                }
-            }
+            Action::Released { lease, verdict } => self.deliver_verdict(state, outbox, now, lease, verdict),
             Action::Lost { lease, cause } => {
                 if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
                     let held = now.since(since);
@@ -134,6 +106,46 @@ impl Coordinator {
                     let _ = closed.send(failure.clone());
                 }
             }
+        }
+    }
+    /// Gives a lease to the caller that waits for it.
+    fn deliver_grant(
+        self: &Arc<Self>,
+        state: &mut State,
+        outbox: &mut Outbox,
+        now: Moment,
+        waiter: WaiterId,
+        grant: Grant,
+    ) {
+        let Some(waiting) = state.waiters.remove(&waiter) else {
+            debug_assert!(false, "a grant without a waiter");
+            return;
+        };
+        let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));
+        state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
+        let kind = waiting.mode.as_str();
+        self.record_request(state, outbox, kind, Event::Acquired { name, token, waited });
+        let signals = Arc::<LeaseSignals>::default();
+        state.leases.insert(grant.lease, Arc::clone(&signals));
+        let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, signals, waiting.resumes);
+        outbox.unwanted.extend(waiting.reply.send(Ok(lease)).err());
+    }
+
+    /// Tells the caller that releases a lease how its holding ended.
+    fn deliver_verdict(&self, state: &mut State, outbox: &mut Outbox, now: Moment, lease: LeaseKey, verdict: Verdict) {
+        if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
+            let held = now.since(since);
+            let event = match verdict {
+                Verdict::Lost(cause) => Event::Lost { name, token, held, cause },
+                _ => {
+                    let is_confirmed = matches!(verdict, Verdict::Held);
+                    Event::Released { name, token, held, is_confirmed }
+                }
+            };
+            self.record(state, outbox, event);
+        }
+        if let Some(reply) = state.releases.remove(&lease) {
+            let _ = reply.send(verdict);
         }
     }
 }

@@ -1,16 +1,14 @@
 //! How waiters get a name: by an answer to their own request, or by a grant of another client.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
-use super::holding::{Holding, HoldingState, relied_on};
+use super::holding::{Holding, relied_on};
 use super::name::Name;
 use super::pace::QueuePace;
 use super::waiter::{Waiter, WaiterState};
-use super::withdrawal::FIRST_PAUSE;
-use super::{Engine, Granting, RAISE_AFTER, enter};
+use super::{Engine, Granting, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -22,7 +20,7 @@ impl Engine {
     /// Handles a granted claim of this client. Its waiter still waits, or the claim is being
     /// withdrawn.
     pub(super) fn granted(&mut self, now: Moment, name: &LockName, id: LeaseId, granting: Granting) {
-        let Granting { token, since, lasts, ttl, epoch, may_linger } = granting;
+        let Granting { token, since, lasts, ttl, may_linger, .. } = granting;
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -55,35 +53,9 @@ impl Engine {
         self.waiters.remove(&waiter.id);
         self.timeouts.remove(&waiter);
         state.queue_pace = None;
-        let extend_at = (ttl < waiter.claim.ttl).then(|| now + RAISE_AFTER);
-        let is_kept = waiter.claim.is_kept;
-        let is_adopted = waiter.adopts();
         let is_asked = state.asked_up_to >= token.get();
-        let mut holding = Holding {
-            claim: waiter.claim,
-            is_kept,
-            token,
-            former_tokens: Vec::new(),
-            is_joined: false,
-            is_adopted,
-            is_doubted: false,
-            is_asked,
-            state: HoldingState::Held(Vec::new()),
-            ttl,
-            deadline,
-            epoch,
-            extend_at,
-            again_at: now,
-            look_at: None,
-            pause: FIRST_PAUSE,
-            ineffective_releases: 0,
-            lingers: waiter.lingers || may_linger,
-            amendments: VecDeque::new(),
-            may_have_ended: false,
-            is_read: false,
-            leaving: Vec::new(),
-            looking_for: None,
-        };
+        let (is_adopted, lingers) = (waiter.adopts(), waiter.lingers || may_linger);
+        let mut holding = Holding { is_adopted, is_asked, lingers, ..Holding::granted(now, waiter.claim, &granting) };
         if holding.is_kept {
             self.heartbeat.keep(since, ttl);
         }

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::MAX_INEFFECTIVE_RELEASES;
-use super::action::{Amendment, HoldTime, LeaseKey};
+use super::action::{Amendment, HoldTime, LeaseKey, Verdict};
 use super::heartbeat::{Epoch, Heartbeat};
 use super::withdrawal::FIRST_PAUSE;
+use super::{Granting, MAX_INEFFECTIVE_RELEASES, RAISE_AFTER};
 use crate::clock::{Moment, reliance};
+use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::{Claim, LeaseId, Mode};
 use crate::token::FencingToken;
@@ -113,6 +114,36 @@ impl Holding {
         self.claim.id
     }
 
+    /// Creates the holding of a claim that was granted, without its leases.
+    pub(super) fn granted(now: Moment, claim: Claim, granting: &Granting) -> Self {
+        let Granting { token, since, lasts, ttl, epoch, may_linger } = *granting;
+        Self {
+            token,
+            former_tokens: Vec::new(),
+            is_doubted: false,
+            is_asked: false,
+            is_adopted: false,
+            is_joined: false,
+            state: HoldingState::Held(Vec::new()),
+            is_kept: claim.is_kept,
+            ttl,
+            deadline: since + relied_on(lasts),
+            epoch,
+            extend_at: (ttl < claim.ttl).then(|| now + RAISE_AFTER),
+            again_at: now,
+            look_at: None,
+            pause: FIRST_PAUSE,
+            ineffective_releases: 0,
+            lingers: may_linger,
+            may_have_ended: false,
+            is_read: false,
+            amendments: VecDeque::new(),
+            leaving: Vec::new(),
+            looking_for: None,
+            claim,
+        }
+    }
+
     /// Begins the release of a holding, whose last leases were `last`. The holder of `lease` waits
     /// for the verdict. Without `keeps`, the name is free at once.
     pub(super) fn begin_release(&mut self, now: Moment, last: &[LocalLease], lease: Option<LeaseKey>, keeps: bool) {
@@ -139,6 +170,22 @@ impl Holding {
             self.claim.ttl = self.claim.ttl.max(ttl);
             self.claim.is_kept |= is_kept;
             self.extend_at = Some(now);
+        }
+    }
+
+    /// Judges how the holding ended that the store no longer has. `lost` is the last token of the
+    /// name that was taken away, `latest` the last that was granted.
+    pub(super) fn judge_end(&self, lost: i64, latest: i64) -> Verdict {
+        let token = self.token.get();
+        if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
+            Verdict::Held
+        } else if !self.may_have_ended || lost == token {
+            // No request of this client can have ended the holding.
+            Verdict::Lost(LossCause::Superseded)
+        } else {
+            // The store knows only the last of several holdings that were taken away, and nothing
+            // of a swept name.
+            Verdict::Unknown
         }
     }
 

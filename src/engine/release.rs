@@ -8,7 +8,6 @@ use super::waiter::WaiterState;
 use super::{Engine, Granting};
 use crate::clock::Moment;
 use crate::error::LossCause;
-use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{LeaseId, Released, Withdrawn};
@@ -41,7 +40,6 @@ impl Engine {
             }
             return;
         };
-        let token = holding.token.get();
         match released {
             Released::Ended { awaited } => {
                 if awaited {
@@ -85,16 +83,7 @@ impl Engine {
                 holding.again_at = now;
             }
             Released::NotHeld { lost, token: latest } => {
-                let verdict = if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
-                    Verdict::Held
-                } else if !holding.may_have_ended || lost == token {
-                    // No request of this client can have ended the holding.
-                    Verdict::Lost(LossCause::Superseded)
-                } else {
-                    // The store knows only the last of several holdings that were taken away, and
-                    // nothing of a swept name.
-                    Verdict::Unknown
-                };
+                let verdict = holding.judge_end(lost, latest);
                 // A store that has missed the grant may still have the waiting entry.
                 state.withdraw(id, now, false);
                 self.conclude(now, name, Some(id), verdict);
