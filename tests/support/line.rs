@@ -1,12 +1,13 @@
-//! A storm on the queue: processes wait for random names, cancel, are stopped and are killed; then
-//! a check of all their records.
+//! A storm on the queue: processes wait for random names, cancel, are stopped and are killed, while
+//! each of them also takes names of its own and sweeps; then a check of all their records.
 //!
 //! No two holders may believe in one name, tokens rise, no caller waits for long while the name is
-//! free, and no row is left in the end.
+//! free, and no row is left in the end. The cycles and grants of each minute are printed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::Read;
+use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::history::{Event, History, Op, Outcome, Recorder, Residue, Rules, Violation, boot_ns, read_dir};
 use super::process::Process;
-use super::{Database, Place, random};
+use super::{Database, Place, random, traffic};
 
 const PROCESSES: usize = 6;
 const TASKS: usize = 4;
@@ -36,6 +37,13 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// recorded its grant, two stopped processes are granted the name, and the machine is busy.
 const BOUND: Duration = Duration::from_secs(4 + 3 + 3 + 4);
 
+/// How long a free name is kept, and how often each process sweeps.
+const RETENTION: Duration = Duration::from_secs(10);
+
+/// The events of the line and the cycles beside it, in the folder of the record.
+const EVENTS: &str = "events";
+const CYCLES: &str = "cycles";
+
 fn up_to(most: Duration) -> Duration {
     Duration::from_micros(random(most.as_micros() as usize) as u64)
 }
@@ -47,10 +55,13 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     let locks = place.database.locks().build();
     locks.migrate().await.expect("migrate");
     let record = tempfile::tempdir().expect("a temporary directory");
+    let cycles = record.path().join(CYCLES);
+    std::fs::create_dir(record.path().join(EVENTS)).expect("a folder");
+    traffic::create(&cycles);
     let mut processes: Vec<Process> = (0..PROCESSES).map(|_| start_stander(&place.url, record.path())).collect();
     let (mut kills, mut pauses) = (0, 0);
     let mut asleep = Vec::new();
-    let start = Instant::now();
+    let (start, started_at) = (Instant::now(), boot_ns());
     while start.elapsed() < time {
         sleep(Duration::from_secs(2) + up_to(Duration::from_secs(4))).await;
         let i = random(PROCESSES);
@@ -72,6 +83,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     for asleep in asleep {
         asleep.await.expect("no panic");
     }
+    let ended_at = boot_ns();
     let mut clean = true;
     let mut said = BTreeMap::new();
     for process in &mut processes {
@@ -91,6 +103,8 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
             }
         }
     }
+    // Processes were killed in cycles beside the line: nobody asks for these names again.
+    locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
     let rows = place.database.leftovers().await;
     println!(
         "  the line: {PROCESSES} processes of {TASKS} tasks, {NAMES} names, {:.0} s",
@@ -102,9 +116,12 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
         clean &= !what.starts_with("ERROR");
     }
     println!("    {:<34} {rows}", "rows left behind");
-    let history = History { events: read_dir(record.path()), residue: Residue::default(), ..History::default() };
+    let history =
+        History { events: read_dir(&record.path().join(EVENTS)), residue: Residue::default(), ..History::default() };
     let (ok, figures) = judge(&history);
     print!("{figures}");
+    let grants = grants(&history).map(|grant| grant.return_ns);
+    print!("{}", traffic::by_minute(&cycles, started_at, ended_at, grants));
     let _ = locks.shutdown().await;
     clean && ok && rows == 0
 }
@@ -139,17 +156,22 @@ impl Process {
     }
 }
 
+fn grants(history: &History) -> impl Iterator<Item = &Event> {
+    history.events.iter().filter(|e| e.op == Op::Acquire && e.outcome == Outcome::Ok)
+}
+
 fn judge(history: &History) -> (bool, String) {
     let violations = history.check(&Rules { client_exclusion: true, liveness: Some(BOUND) });
-    let grants: Vec<&Event> =
-        history.events.iter().filter(|e| e.op == Op::Acquire && e.outcome == Outcome::Ok).collect();
+    let grants: BTreeMap<(&str, Option<u64>), &Event> =
+        grants(history).map(|grant| ((grant.name.as_str(), grant.token), grant)).collect();
     let mut text = format!("    {:<34} {}\n", "grants on record", grants.len());
     // The times from the call of a release to the next grant, for requests that came before the
     // release.
     let mut hand_overs = Vec::new();
     for release in history.events.iter().filter(|e| e.op == Op::Release && e.outcome == Outcome::Ok) {
-        let next = grants.iter().filter(|g| g.name == release.name && g.token > release.token).min_by_key(|g| g.token);
-        if let Some(next) = next
+        let name = release.name.as_str();
+        let later = (Bound::Excluded((name, release.token)), Bound::Included((name, Some(u64::MAX))));
+        if let Some((_, next)) = grants.range(later).next()
             && next.invoke_ns < release.invoke_ns
         {
             hand_overs.push(next.return_ns.saturating_sub(release.invoke_ns));
@@ -183,7 +205,7 @@ pub(super) async fn stand(url: &str, record: &Path) {
     let stander = Arc::new(Stander {
         locks: Database::open(url).locks().build(),
         // Process ids are reused.
-        recorder: Recorder::create(record, &format!("{proc}-{}", boot_ns())),
+        recorder: Recorder::create(&record.join(EVENTS), &format!("{proc}-{}", boot_ns())),
         proc,
         over: AtomicBool::new(false),
         said: std::sync::Mutex::default(),
@@ -198,12 +220,21 @@ pub(super) async fn stand(url: &str, record: &Path) {
             })
         })
         .collect();
+    let sweeping = stander.locks.sweeper().retention(RETENTION).every(RETENTION).start();
+    let traffic = tokio::spawn({
+        let (stander, cycles) = (Arc::clone(&stander), record.join(CYCLES));
+        async move {
+            traffic::run(&stander.locks, &cycles, &stander.over, TTL, |error| stander.failure(error)).await;
+        }
+    });
     let end = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     let _ = end.await;
     stander.over.store(true, Ordering::Relaxed);
     for task in tasks {
         task.await.expect("no panic");
     }
+    traffic.await.expect("no panic");
+    drop(sweeping);
     if let Err(error) = stander.locks.shutdown().await {
         stander.error(&error);
     }
@@ -246,11 +277,7 @@ impl Stander {
                 self.count("timed out");
                 self.waited(&name, invoked);
             }
-            // This process was stopped, or a stopped process had locked the file.
-            Err(Error::Unavailable { reason, .. }) if reason.starts_with("no answer came within") => {
-                self.count("had no answer in time");
-            }
-            Err(error) => self.error(&error),
+            Err(error) => self.failure(&error),
         }
     }
 
@@ -323,6 +350,18 @@ impl Stander {
 
     fn count(&self, what: &str) {
         *self.said.lock().expect("no panic").entry(what.into()).or_default() += 1;
+    }
+
+    /// Counts an error that a stop of processes may cause.
+    fn failure(&self, error: &Error) {
+        match error {
+            // This process was stopped, or a stopped process had locked the file.
+            Error::Unavailable { reason, .. } if reason.starts_with("no answer came within") => {
+                self.count("had no answer in time");
+            }
+            error if error.is_lost() => self.count("lost"),
+            error => self.error(error),
+        }
     }
 
     fn error(&self, error: &Error) {

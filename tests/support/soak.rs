@@ -7,12 +7,12 @@
 //!   free.
 //!
 //! Each client has its own connections, like a process. In `soak line [SECONDS]` (600), real
-//! processes queue and are killed and stopped: see `line.rs`. In `soak many [COUNT]` (10000) they
-//! take several names at once: see `many.rs`. `soak held [COUNT] [SECONDS]` (100000, 120) keeps
-//! leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20) makes faults beside leases:
-//! see `neighbours.rs`. In `soak payments [SECONDS]` (1200), servers charge once for each key while
-//! they are killed and stopped: see `payments.rs`. `soak records [COUNT]` (5000000) measures
-//! operations on a table with that many records: see `records.rs`.
+//! processes queue, beside traffic and sweeps, and are killed and stopped: see `line.rs`. In `soak
+//! many [COUNT]` (10000) they take several names at once: see `many.rs`. `soak held [COUNT]
+//! [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20)
+//! makes faults beside leases: see `neighbours.rs`. In `soak payments [SECONDS]` (1200), servers
+//! charge once for each key while they are killed and stopped: see `payments.rs`. `soak records
+//! [COUNT]` (5000000) measures operations on a table with that many records: see `records.rs`.
 //!
 //! The database is that of `DATABASE_URL` (otherwise SQLite in a temporary file). The storm prints
 //! its counts and those of the server; it fails if an error surfaced or two clients held one name.
@@ -44,6 +44,8 @@ mod process;
 mod proxy;
 #[path = "records.rs"]
 mod records;
+#[path = "traffic.rs"]
+mod traffic;
 
 use std::collections::BTreeMap;
 use std::fmt;
