@@ -218,6 +218,24 @@ fn notice_is_followed_while_a_change_pauses() {
     assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
 }
 
+/// A lease with a longer TTL enters a holding whose row is locked.
+#[test]
+fn raise_of_ttl_that_meets_a_locked_row_is_repeated_after_pauses() {
+    let mut store = Conversation::new();
+    let short = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
+    let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
+    store.hold(1, short, FencingToken::new(5).expect("a token"));
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish: long });
+    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
+    for pause in [50, 100, 200] {
+        store.answer(is_extend, Response::Extended(Amended::Locked));
+        store.pass(Duration::from_millis(pause - 1));
+        assert!(!store.open.iter().any(|(_, body)| is_extend(body)), "repeated before {pause} ms");
+        store.pass(Duration::from_millis(1));
+    }
+    store.answer(is_extend, Response::Extended(Amended::Done));
+}
+
 /// Waits for two names that another client holds, with entries in the store.
 fn waits_for_two_names() -> Conversation {
     let mut store = Conversation::new();
