@@ -109,6 +109,14 @@ impl Trio {
         tokens
     }
 
+    /// Evicts the holder of a name from two of the three.
+    async fn evict_from_two(&self, name: &str) {
+        for node in &self.nodes[1..] {
+            let held = node.direct().inspect(name).await.expect("the server answers").expect("it is held there");
+            assert!(node.direct().evict(name, held.token).await.expect("the server answers"));
+        }
+    }
+
     async fn becomes_free(&self, name: &str) {
         until("everything is given back", async || self.tokens(name).await == [None; 3]).await;
     }
@@ -276,14 +284,22 @@ async fn eviction_from_a_majority_is_a_loss() {
     let lease =
         patient(&trio.quorum(), "a").ttl(Duration::from_secs(15)).renew(false).acquire().await.expect("all are up");
     until("the third has voted too", async || lease.votes() == 3).await;
-    for node in &trio.nodes[1..] {
-        let token = node.direct().inspect("a").await.expect("the server answers").expect("it is held there").token;
-        assert!(node.direct().evict("a", token).await.expect("the server answers"));
-    }
+    trio.evict_from_two("a").await;
     let error = lease.extend(LONG).await.expect_err("one is no majority");
     assert!(error.is_lost(), "{error}");
     assert_eq!(soon("the loss", lease.lost()).await, LossCause::Superseded);
     drop(lease);
+    trio.becomes_free("a").await;
+}
+
+#[tokio::test]
+async fn release_after_an_eviction_names_the_cause() {
+    let trio = Trio::shared().await;
+    let lease = patient(&trio.quorum(), "a").renew(false).acquire().await.expect("all are up");
+    until("the third has voted too", async || lease.votes() == 3).await;
+    trio.evict_from_two("a").await;
+    let error = lease.release().await.expect_err("one is no majority");
+    assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error:?}");
     trio.becomes_free("a").await;
 }
 
