@@ -138,10 +138,12 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(dispatch(cli));
     // A hanging connection must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_millis(100));
-    match outcome {
+    let code = match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => failure.report(),
-    }
+    };
+    stderr::flush();
+    code
 }
 
 /// Checks that this process may open as many files as it needs, because libraries panic at the

@@ -1,7 +1,13 @@
 //! Messages on stderr: stdout and stdin belong to the command.
 
 use std::io::{IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::SigSet;
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 static SILENT: AtomicBool = AtomicBool::new(false);
@@ -67,13 +73,13 @@ pub fn show_live_line(message: &str) {
     let width = width.filter(|width| *width > 0).unwrap_or(80) - 1;
     let line: String = format!("sqlock: {}", escape_line(message)).chars().take(width).collect();
     LIVE.store(true, Ordering::Relaxed);
-    let _ = std::io::stderr().write_all(format!("{ERASE}{line}").as_bytes());
+    write(Text::Raw(format!("{ERASE}{line}")));
 }
 
 /// Removes the live line, if any.
 pub fn clear_live_line() {
     if LIVE.swap(false, Ordering::Relaxed) {
-        let _ = std::io::stderr().write_all(ERASE.as_bytes());
+        write(Text::Raw(ERASE.into()));
     }
 }
 
@@ -86,7 +92,75 @@ fn print(colour: &str, message: &str) {
     clear_live_line();
     let lines: String =
         escape_control(message).lines().map(|line| format!("{colour}sqlock:\x1b[0m {line}\n")).collect();
-    let _ = anstream::stderr().write_all(lines.as_bytes());
+    write(Text::Styled(lines));
+}
+
+enum Text {
+    /// Written as it is.
+    Raw(String),
+    /// Written without its colours if stderr is no terminal.
+    Styled(String),
+}
+
+impl Text {
+    fn write(&self) {
+        let _ = match self {
+            Self::Raw(text) => std::io::stderr().write_all(text.as_bytes()),
+            Self::Styled(text) => anstream::stderr().write_all(text.as_bytes()),
+        };
+    }
+}
+
+/// How long a message delays its sender.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How many messages may wait to be written. Further messages are lost.
+const MOST_PENDING: usize = 64;
+
+static PENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// The thread that writes, or `None` if the system allows no further thread.
+static WRITER: LazyLock<Option<SyncSender<(Text, SyncSender<()>)>>> = LazyLock::new(|| {
+    let (sender, messages) = mpsc::sync_channel::<(Text, SyncSender<()>)>(MOST_PENDING);
+    let write_all = move || {
+        // Signals are for the other threads; and where SIGTTOU is blocked, a terminal with `stty
+        // tostop` lets a background job write.
+        let _ = SigSet::all().thread_block();
+        for (text, written) in messages {
+            text.write();
+            PENDING.fetch_sub(1, Ordering::SeqCst);
+            let _ = written.try_send(());
+        }
+    };
+    thread::Builder::new().name("stderr".into()).spawn(write_all).ok().map(|_| sender)
+});
+
+/// Writes a text in a thread of its own: a full pipe or a stopped terminal must not stop this
+/// process, which renews the lease. Returns when the text is written or after [`PATIENCE`], and at
+/// once if an earlier text is still being written.
+fn write(text: Text) {
+    let Some(writer) = &*WRITER else { return text.write() };
+    let (written, is_written) = mpsc::sync_channel(1);
+    let patience = if PENDING.fetch_add(1, Ordering::SeqCst) == 0 { PATIENCE } else { Duration::ZERO };
+    if writer.try_send((text, written)).is_ok() {
+        let _ = is_written.recv_timeout(patience);
+    } else {
+        PENDING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits until all messages are written, however long that takes.
+pub fn flush() {
+    if PENDING.load(Ordering::SeqCst) == 0 {
+        return;
+    }
+    let (written, is_written) = mpsc::sync_channel(1);
+    PENDING.fetch_add(1, Ordering::SeqCst);
+    if let Some(writer) = &*WRITER
+        && writer.send((Text::Raw(String::new()), written)).is_ok()
+    {
+        let _ = is_written.recv();
+    }
 }
 
 /// Returns whether a terminal acts on a character instead of showing it: a control character, a

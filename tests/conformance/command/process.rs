@@ -11,7 +11,7 @@ use sqlock::Locks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
-use crate::support::command::{Running, beside, end, held, program, run, sqlock};
+use crate::support::command::{Running, beside, end, held, program, run, sqlock, start};
 use crate::support::command_fixture::{
     CommandFixture, Report, Row, Terminal, children, group, name, now, shell_of, state, until, until_some,
 };
@@ -190,7 +190,24 @@ async fn unstartable_command_leaves_the_name_free() {
     let db = empty().await;
     run(&db, &["run", "--ttl", "1000", "a", "--", "/nonexistent/command"]).await.expect(127);
     run(&db, &["run", "--ttl", "1000", "a", "--", "/"]).await.expect(126);
+    run(&db, &["run", "--hold-at-least", "10m", "a", "--", "/nonexistent/command"]).await.expect(127);
     run(&db, &["run", "-n", "a", "--", "true"]).await.expect(0);
+}
+
+/// A process of the command fills stderr, which nobody reads, before sqlock prints a note.
+#[tokio::test]
+async fn full_stderr_costs_no_lease() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let mut holder = start(sqlock(&db, &["run", "--ttl", "2s", "a", "--", "sh", "-c", "yes >&2 & exit 0"]));
+    let expiry = async || held(&locks, "a").await.map(|lease| lease.expires_at);
+    crate::support::until("the grant", async || expiry().await.is_some()).await;
+    let granted = expiry().await.expect("held");
+    let later = granted + Duration::from_secs(8);
+    crate::support::until("renewals", async || expiry().await.expect("held") > later).await;
+    drop(holder.stderr.take());
+    let status = soon("the end of sqlock", holder.wait()).await.expect("it can be waited for");
+    assert!(status.success(), "{status}");
 }
 
 // ---- signals
