@@ -5,11 +5,22 @@ set -euo pipefail
 
 lease=$(sqlock acquire --timeout 5m --ttl 10m --label 'release 42' deploy)
 token=$(sed 's/.*"token":\([0-9]*\).*/\1/' <<<"$lease")
-trap 'sqlock release --token "$token" deploy' EXIT
+
+step=
+finish() { # the step ends before the name is free
+    [ -z "$step" ] || { kill "$step" && wait "$step"; } 2>/dev/null || true
+    sqlock release --token "$token" deploy
+}
+trap finish EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
 
 step() {
     sqlock renew --token "$token" --ttl 10m deploy >/dev/null # exit code 79: no longer ours
-    timeout 9m "$@"                                           # ends well before the lease does
+    timeout -k 20s 9m "$@" &                                  # ends before the lease does
+    step=$!
+    wait "$step"
+    step=
 }
 
 step ./build
