@@ -85,6 +85,7 @@ async fn hold_limits_apply_to_a_majority() {
     let three = Three::with_one_down().await;
     let ended = end(bare(&three.arguments(&["--max-hold", "5s", "job", "--", "sleep", "600"]))).await.expect(79);
     assert!(ended.stderr.contains("reached its maximum holding time"), "{}", ended.stderr);
+    end(bare(&three.arguments(&["--hold-at-least", "10m", "job", "--", "/nonexistent/command"]))).await.expect(127);
     end(bare(&three.arguments(&["--hold-at-least", "10m", "job", "--", "true"]))).await.expect(0);
     end(bare(&three.arguments(&["-n", "job", "--", "true"]))).await.expect(75);
 }

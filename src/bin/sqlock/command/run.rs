@@ -26,7 +26,7 @@ use crate::signals::Signals;
 use crate::stderr;
 use arguments::Arguments;
 use reaper::Reaper;
-use supervise::{Completion, supervise};
+use supervise::{Completion, free_unused, supervise};
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if args.quorum {
@@ -60,7 +60,12 @@ async fn hold_lease(
     outages: OutageLimit,
 ) -> Result<Completion, Failure> {
     match relocation::acquire(global, db, &args.lease, args.options(), signals, outages).await? {
-        Some(lease) => supervise(args, HeldLease::Single(Box::new(lease)), signals, reaper).await,
+        Some(lease) => {
+            let token = lease.token();
+            let completion = supervise(args, HeldLease::Single(Box::new(lease)), signals, reaper).await;
+            free_unused(args, &completion, signals, db.locks.evict(&args.lease.name, token)).await;
+            completion
+        }
         None => Ok(Completion::not_obtained(args)),
     }
 }

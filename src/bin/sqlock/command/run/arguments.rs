@@ -20,7 +20,7 @@ use crate::parse::parse_signal;
 /// SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment, and PGAPPNAME (sqlock:NAME)
 /// unless it is set. A sqlock run of the same name inside the command enters at once. (A run that
 /// would wait for its enclosing run is a usage error, 64: an exclusive run inside one with --shared
-/// or --permits, --permits inside an exclusive run, and any run inside one with --quorum.
+/// or --permits, --permits inside an exclusive run, and --quorum inside a run with --quorum.
 /// --permits inside of --permits takes one more permit, and may wait.) When a signal has ended the
 /// command, its process group has --kill-after to end as well; the name is free only then.
 ///
@@ -56,7 +56,8 @@ pub struct Arguments {
     #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = parse_signal)]
     pub signal: Signal,
     /// Keep the name taken for at least this long, also if the command ends earlier: for jobs that
-    /// are shorter than the differences between the clocks that start them.
+    /// are shorter than the differences between the clocks that start them. A command that cannot
+    /// be started keeps nothing.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub hold_at_least: Option<Duration>,
     /// Stop the command and free the name after this time. --signal comes --kill-after before that.

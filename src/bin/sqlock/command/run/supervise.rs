@@ -63,6 +63,23 @@ pub async fn supervise(
     }
 }
 
+/// Frees the name by `evict` if the command never started: --hold-at-least keeps it for a command
+/// that has run.
+pub async fn free_unused<T>(
+    args: &Arguments,
+    completion: &Result<Completion, Failure>,
+    signals: &mut Signals,
+    evict: impl Future<Output = sqlock::Result<T>>,
+) {
+    let never_started = matches!(completion, Err(failure) if failure.code != exit::LOST);
+    if let (true, Some(at_least)) = (never_started, args.hold_at_least)
+        && let Ok(Err(error)) = signals.unless_terminated(evict).await
+    {
+        let (name, kept) = (quote(&args.lease.name), duration::format_exact(at_least));
+        stderr::print_warning(&format!("cannot free {name}, which stays taken for {kept}: {}", error.report()));
+    }
+}
+
 /// Starts the watchdog and the command.
 fn start<'a>(
     args: &Arguments,
