@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, Timelike, Utc};
 use serde_json::{Value, json};
 use sqlock::inspect::{LeaseInfo, Mode, WaiterInfo};
 use sqlock::{FencingToken, Owner};
@@ -50,10 +50,12 @@ pub fn held_for(held: &LeaseInfo) -> Duration {
     whole.to_std().unwrap_or_default().saturating_sub(held.remaining)
 }
 
-/// Formats a time as RFC 3339, to the millisecond.
+/// Formats a time as RFC 3339, to the millisecond. A year above 9999 is written with all its
+/// digits.
 pub fn format_time(at: DateTime<Utc>) -> String {
-    let since_epoch = Duration::from_micros(u64::try_from(at.timestamp_micros()).unwrap_or(0));
-    humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + since_epoch).to_string()
+    let time = at.time();
+    let (date, millis) = (at.date_naive(), time.nanosecond() / 1_000_000);
+    format!("{date}T{:02}:{:02}:{:02}.{millis:03}Z", time.hour(), time.minute(), time.second())
 }
 
 /// Makes the object that `acquire` and `renew` print.
@@ -90,4 +92,16 @@ pub fn name_to_json(holders: &[LeaseInfo], queue: &[WaiterInfo]) -> Value {
 /// Formats when a lease ends unless it is renewed, by this host's clock.
 pub fn format_expiry(remaining: Duration) -> String {
     humantime::format_rfc3339_millis(SystemTime::now() + remaining).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_in_every_year() {
+        let written = |micros| DateTime::from_timestamp_micros(micros).map(format_time);
+        assert_eq!(written(1_700_000_000_123_456).as_deref(), Some("2023-11-14T22:13:20.123Z"));
+        assert_eq!(written(1_000_000_000_000_000_000).as_deref(), Some("+33658-09-27T01:46:40.000Z"));
+    }
 }

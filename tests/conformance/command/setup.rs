@@ -567,6 +567,14 @@ async fn bench_measures_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn bench_of_several_servers_is_refused() {
+    let db = empty().await;
+    let urls = format!("{},{}://u@127.0.0.1:1/x", db.url, DATABASE.scheme());
+    let ended = end(bare(&["-D", &urls, "bench", "--time", "100ms"])).await.expect(78);
+    assert!(DATABASE == Database::Sqlite || ended.stderr.contains("one server"), "{}", ended.stderr);
+}
+
+#[tokio::test]
 async fn interrupted_bench_leaves_nothing_behind() {
     let db = empty().await;
     let locks = beside(&db).await;

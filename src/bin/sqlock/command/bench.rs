@@ -46,6 +46,9 @@ struct Measurement {
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let db = Database::open(global, LeaseFilter::All).await?;
+    if db.has_several_servers() {
+        return Err(Failure::configuration("a bench measures one server: name the one that can be written"));
+    }
     let mut signals = Signals::listen()?;
     let bench =
         Bench { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };

@@ -62,7 +62,7 @@ impl Check {
     pub fn add(mut self, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
         self.status = self.status.max(status);
         self.found.push(escape_line(&found.into()));
-        let advice = advice.into();
+        let advice = escape_line(&advice.into());
         if !advice.is_empty() && !self.advice.contains(&advice) {
             self.advice.push(advice);
         }
