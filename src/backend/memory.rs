@@ -163,7 +163,7 @@ impl Memory {
             Request::Extend(extension) => Ok(self.extend(extension, now)),
             Request::Downgrade { name, id, token } => Ok(self.downgrade(name, *id, token.get())),
             Request::Raise { name, id, token, to } => Ok(self.raise(name, *id, token.get(), to.get())),
-            Request::Evict { name, token } => Ok(self.evict(name, token.get())),
+            Request::Evict { name, token } => Ok(self.evict(name, token.get(), now)),
             Request::Ask { name } => Ok(self.ask(name, now)),
         }?;
         // A write waits for another transaction that has written the row: a second insert of a key

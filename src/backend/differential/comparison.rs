@@ -127,7 +127,9 @@ pub(super) fn difference(before: &Tables, model: &Tables, database: &Tables) -> 
     }
     for (id, m) in &model.clients {
         let (d, b) = (&database.clients[id], before.clients.get(id));
-        if m.notice != d.notice || !is_moved(b.map(|b| b.beat_at), m.beat_at, d.beat_at) {
+        // The notices of a new row start at the clock.
+        let same_notice = if b.is_some() { m.notice == d.notice } else { is_near(m.notice, d.notice) };
+        if !same_notice || !is_moved(b.map(|b| b.beat_at), m.beat_at, d.beat_at) {
             return differs(format!("client {id}"), m, d);
         }
     }

@@ -151,7 +151,7 @@ impl Memory {
             return answer(Asked::Holders(0));
         }
         let clients: Vec<ClientId> = holders.iter().filter_map(|(_, client)| *client).collect();
-        let notices = if is_on(Mutation::AskInSilence) { Some(Vec::new()) } else { self.notices(&clients) };
+        let notices = if is_on(Mutation::AskInSilence) { Some(Vec::new()) } else { self.notices(&clients, now) };
         let Some(notices) = notices.filter(|_| !self.is_lease_locked(name, Strength::Plain)) else {
             return answer(Asked::Locked);
         };

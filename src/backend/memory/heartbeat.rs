@@ -24,15 +24,16 @@ impl Memory {
     }
 
     /// Adds a notice to the clients that lose a holding. `None`: one of their rows is locked.
-    pub(super) fn notices(&self, losers: &[ClientId]) -> Option<Vec<Write>> {
+    pub(super) fn notices(&self, losers: &[ClientId], now: i64) -> Option<Vec<Write>> {
         let mut losers = losers.to_vec();
         losers.sort();
         losers.dedup();
         // A client without a row gets one: a registration under way must wait for this transaction
-        // and read the notice.
+        // and read the notice. Its notices start at the clock, so that they differ from those of an
+        // earlier row, which the sweeper has deleted.
         let write = |id: ClientId| {
-            let client = self.clients.get(&id).cloned().unwrap_or(Client { beat_at: 0, notice: 0 });
-            Write::Client(id, Client { notice: client.notice + 1, ..client })
+            let next = |client: &Client| Client { notice: client.notice + 1, ..client.clone() };
+            Write::Client(id, self.clients.get(&id).map_or(Client { beat_at: 0, notice: now }, next))
         };
         if losers.iter().any(|id| self.is_locked(&Key::Client(*id), Strength::Ending)) {
             return None;

@@ -109,7 +109,7 @@ impl Memory {
         prepared
     }
 
-    pub(super) fn evict(&self, name: &LockName, token: i64) -> Prepared {
+    pub(super) fn evict(&self, name: &LockName, token: i64, now: i64) -> Prepared {
         let answer = |evicted| Prepared::new(Response::Evicted(evicted));
         let Some(mut row) = self.leases.get(name).cloned() else {
             return answer(Amended::NotHeld);
@@ -132,7 +132,7 @@ impl Memory {
         } else {
             ended.iter().filter_map(|(_, client)| *client).collect()
         };
-        let notices = if is_on(Mutation::EvictInSilence) { Some(Vec::new()) } else { self.notices(&losers) };
+        let notices = if is_on(Mutation::EvictInSilence) { Some(Vec::new()) } else { self.notices(&losers, now) };
         let is_locked =
             self.is_lease_locked(name, Strength::Ending) || ended.iter().any(|(id, _)| self.is_entry_locked(name, *id));
         let Some(notices) = notices.filter(|_| !is_locked) else {

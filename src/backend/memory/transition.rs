@@ -37,7 +37,7 @@ impl Memory {
         if self.passes_fence(&draft) || self.excludes_change(&draft) {
             return None;
         }
-        let notices = self.notices(&draft.losers)?;
+        let notices = self.notices(&draft.losers, now)?;
         draft.prepared.writes.extend(notices);
         let granted = self.grant(&mut draft)?;
         let Draft { mut row, mut prepared, .. } = draft;

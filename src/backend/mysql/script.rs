@@ -170,13 +170,14 @@ macro_rules! are_clients_locked {
 }
 
 /// Gives clients a notice if the script continues. A client without a row gets one: a registration
-/// under way must wait for this transaction and read the notice.
+/// under way must wait for this transaction and read the notice. Its notices start at the clock, so
+/// that they differ from those of an earlier row, which the sweeper has deleted.
 #[rustfmt::skip]
 macro_rules! notice {
     ($($clients:tt)*) => {
         concat!("
 INSERT INTO sqlock_client (id, beat_at, notice)
-SELECT n.id, 0, 1 FROM ", $($clients)*, " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
+SELECT n.id, 0, ", now!(), " FROM ", $($clients)*, " WHERE @sqlock_name IS NOT NULL ORDER BY n.id
     ON DUPLICATE KEY UPDATE notice = sqlock_client.notice + 1")
     };
 }

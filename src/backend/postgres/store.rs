@@ -43,14 +43,19 @@ pub(super) use grant;
 const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant!() says the same");
 
 /// Gives a notice to each `client` in `loser` if `all_locked` has a row. A client without a row
-/// gets one: a registration under way waits for it. The order keeps two statements that create the
-/// same rows from a deadlock.
+/// gets one: a registration under way waits for it. Its notices start at the clock, so that they
+/// differ from those of an earlier row, which the sweeper has deleted. The order keeps two
+/// statements that create the same rows from a deadlock.
 macro_rules! notice {
     () => {
-        "
+        concat!(
+            "
     INSERT INTO sqlock_client AS c (id, beat_at, notice)
-    SELECT loser.client, 0, 1 FROM loser, all_locked ORDER BY loser.client
+    SELECT loser.client, 0, ",
+            now!(),
+            " FROM loser, all_locked ORDER BY loser.client
         ON CONFLICT (id) DO UPDATE SET notice = c.notice + 1"
+        )
     };
 }
 pub(super) use notice;

@@ -119,7 +119,7 @@ macro_rules! holders {
 const ASK: &str = concat!("
 BEGIN IMMEDIATE;
 INSERT INTO sqlock_client (id, beat_at, notice)
-SELECT DISTINCT client, 0, 1 FROM ", holders!(), " WHERE client <> ''
+SELECT DISTINCT client, 0, ", now!(), " FROM ", holders!(), " WHERE client <> ''
     ON CONFLICT (id) DO UPDATE SET notice = notice + 1;
 UPDATE sqlock_lease SET asked = token WHERE name = $1 AND EXISTS (SELECT 1 FROM ", holders!(), ");
 SELECT count(DISTINCT token) AS holders FROM ", holders!(), ";

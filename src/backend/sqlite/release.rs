@@ -205,7 +205,7 @@ macro_rules! kept_alone {
 const EVICT: &str = concat!("
 BEGIN IMMEDIATE;
 INSERT INTO sqlock_client (id, beat_at, notice)
-SELECT client, 0, 1
+SELECT client, 0, ", now!(), "
   FROM (SELECT client FROM sqlock_lease WHERE name = $1 AND ", held_alone!(), "
          UNION
         SELECT client FROM sqlock_entry WHERE name = $1 AND token = $2)

@@ -50,7 +50,7 @@ UPDATE sqlock_lease AS l
                                   FROM json_each($8) AS g CROSS JOIN sqlock_entry AS e ON e.name = $1 AND e.id = g.value ->> 0
                                  WHERE e.token = 0 AND NOT ", expired!("e"), ");
 INSERT INTO sqlock_client (id, beat_at, notice)
-SELECT client, 0, 1
+SELECT client, 0, ", now!(), "
   FROM (SELECT l.client FROM sqlock_lease AS l WHERE l.name = $1 AND l.token < 0 AND NOT $4
          UNION
         SELECT e.client FROM sqlock_lease AS l JOIN sqlock_entry AS e ON e.name = l.name

@@ -22,12 +22,17 @@ impl Client {
         self.dialogue.feed(Event::Acquire { waiter: WaiterId(waiter), wish: wish("a", wait_mode) });
     }
 
-    /// Answers one request.
-    fn answer(&mut self, request: RequestId, body: &Request) {
+    /// Carries out a request of any client.
+    fn execute(&mut self, body: &Request) -> Response {
         let since = i64::try_from(self.dialogue.now.since(START).as_micros()).expect("a short test");
         self.transactions += 1;
         let prepared = self.store.prepare(self.transactions, STORE_START + since, body).expect("no row is locked");
-        let response = self.store.commit(self.transactions, STORE_START + since, prepared);
+        self.store.commit(self.transactions, STORE_START + since, prepared)
+    }
+
+    /// Answers one request.
+    fn answer(&mut self, request: RequestId, body: &Request) {
+        let response = self.execute(body);
         let answer = Answer { sent_at: self.dialogue.now, may_linger: false, is_repeated: false, result: Ok(response) };
         self.dialogue.feed(Event::Answer { request, answer });
     }
@@ -103,13 +108,30 @@ fn refused_extension_is_looked_up() {
     client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first });
     client.serve(BEAT);
     let (_, grant) = client.grants().remove(0);
-    let evict = Request::Evict { name: grant.name.clone(), token: grant.token };
-    let prepared = client.store.prepare(0, STORE_START, &evict).expect("no row is locked");
-    client.store.commit(0, STORE_START, prepared);
+    client.execute(&Request::Evict { name: grant.name.clone(), token: grant.token });
     client.dialogue.feed(Event::Acquire { waiter: WaiterId(2), wish: again });
     client.serve(BEAT);
     let lost = |action: &&Action| matches!(action, Action::Lost { cause: LossCause::Superseded, .. });
     assert_eq!(client.dialogue.actions.iter().filter(lost).count(), 2, "{:?}", client.dialogue.actions);
+}
+
+/// The sweeper deletes the row of an idle client. The first notice in the next row must differ from
+/// the last one that the client has seen.
+#[test]
+fn first_notice_after_a_sweep_is_news() {
+    let mut client = Client::new();
+    for waiter in 1..=3 {
+        client.acquire(waiter, WaitMode::Wait(None));
+        client.serve(BEAT / 4);
+        let (_, grant) = client.grants().pop().expect("a grant");
+        client.execute(&Request::Ask { name: grant.name.clone() });
+        client.serve(BEAT * 2);
+        let is_asked = |action: &Action| matches!(action, Action::ReleaseRequested { lease } if *lease == grant.lease);
+        assert!(client.dialogue.has_acted(is_asked), "{waiter}: {:?}", client.dialogue.actions);
+        client.dialogue.feed(Event::Release { lease: grant.lease });
+        client.serve(BEAT);
+        client.store.clients.clear();
+    }
 }
 
 /// The lease was granted by another client, for a short time at first.
