@@ -237,6 +237,9 @@ impl Engine {
                 }
                 holding.epoch = granting.epoch;
                 holding.deadline = holding.deadline.max(granting.since + relied_on(granting.ttl));
+                // A lease that has entered meanwhile may want more.
+                let wants_more = holding.claim.ttl > holding.ttl || (holding.claim.is_kept && !holding.is_kept);
+                holding.extend_at = wants_more.then_some(now);
             }
             Amended::Locked => {
                 holding.put_off(now);

@@ -71,9 +71,12 @@ impl Engine {
             }
             Released::Locked => {
                 holding.put_off(now);
-                if let HoldingState::Releasing { lease, .. } = &mut holding.state
-                    && let Some(lease) = lease.take()
-                {
+                let HoldingState::Releasing { lease, .. } = &mut holding.state else {
+                    return;
+                };
+                // A fence has locked the holding, so it exists.
+                holding.looking_for = None;
+                for lease in holding.leaving.drain(..).chain(lease.take()) {
                     self.actions.push(Action::Released { lease, verdict: Verdict::Held });
                 }
             }

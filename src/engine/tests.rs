@@ -9,7 +9,7 @@ use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{
-    Amended, Claim, Granted, Holder, HolderNow, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn,
+    Amended, Claim, Granted, Holder, HolderNow, Keeper, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn,
 };
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -130,7 +130,7 @@ fn request_before_a_confirmation_is_looked_up() {
     store.hold(1, wish("b", WaitMode::Wait(None)), token);
     store.actions.clear();
     let wish = wish("a", WaitMode::Wait(None));
-    let (name, owner) = (wish.name.clone(), Some(wish.owner));
+    let name = wish.name.clone();
     store.feed(Event::Acquire { waiter: WaiterId(2), wish });
     let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
     let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held))) {
@@ -140,12 +140,7 @@ fn request_before_a_confirmation_is_looked_up() {
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     store.pass(POLL_FIRST);
     // The grant is about to end, so it must be confirmed.
-    let remaining = Some(Duration::from_millis(500));
-    let polled = |asked| {
-        let (holder, client) = (Holder::Lease(claim.id), Some(claim.client));
-        let row = LeaseRow { holder, owner, client, token: 5, remaining, waiting: 0, lost: 0, asked };
-        Response::Polled(Some(Polled { row, presences: vec![Presence::Holding { token, remaining }] }))
-    };
+    let polled = |asked| held_by(&claim, token, Duration::from_millis(500), asked);
     let is_poll = |body: &Request| matches!(body, Request::Poll { name: polled, .. } if *polled == name);
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     store.answer(is_poll, polled(0));
@@ -192,6 +187,14 @@ fn name_of_undelivered_lease_is_not_kept() {
     assert_eq!(kept_after(|store, lease| store.feed(Event::Discard { lease })), Duration::ZERO);
 }
 
+/// The answer to a poll that this claim holds the name.
+fn held_by(claim: &Claim, token: FencingToken, remaining: Duration, asked: i64) -> Response {
+    let (holder, owner, client) = (Holder::Lease(claim.id), Some(claim.owner), Some(claim.client));
+    let remaining = Some(remaining);
+    let row = LeaseRow { holder, owner, client, token: token.get(), remaining, waiting: 0, lost: 0, asked };
+    Response::Polled(Some(Polled { row, presences: vec![Presence::Holding { token, remaining }] }))
+}
+
 fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {
     move |body| matches!(body, Request::Poll { name: polled, .. } if polled.as_str() == name)
 }
@@ -210,11 +213,7 @@ fn notice_is_followed_while_a_change_pauses() {
         store.pass(Duration::from_millis(pause));
     }
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
-    let remaining = Some(Duration::from_secs(10));
-    let (holder, owner, client) = (Holder::Lease(claim.id), Some(claim.owner), Some(claim.client));
-    let row = LeaseRow { holder, owner, client, token: 5, remaining, waiting: 0, lost: 0, asked: 5 };
-    let polled = Polled { row, presences: vec![Presence::Holding { token, remaining }] };
-    store.answer(is_poll_of("a"), Response::Polled(Some(polled)));
+    store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 5));
     assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
 }
 
@@ -234,6 +233,47 @@ fn raise_of_ttl_that_meets_a_locked_row_is_repeated_after_pauses() {
         store.pass(Duration::from_millis(1));
     }
     store.answer(is_extend, Response::Extended(Amended::Done));
+}
+
+/// A lease that is to be renewed enters a holding while its TTL is being raised for another one.
+#[test]
+fn wants_during_an_extension_are_sent_after_it() {
+    let mut store = Conversation::new();
+    let short = Wish { reenters: true, is_kept: false, ..wish("a", WaitMode::Wait(None)) };
+    let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
+    let kept = Wish { is_kept: true, ..long.clone() };
+    store.hold(1, short, FencingToken::new(5).expect("a token"));
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish: long });
+    store.feed(Event::Acquire { waiter: WaiterId(3), wish: kept });
+    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
+    for is_kept in [false, true] {
+        match store.answer(is_extend, Response::Extended(Amended::Done)) {
+            Request::Extend(sent) => assert_eq!(matches!(sent.keeper, Keeper::Client(_)), is_kept),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(!store.open.iter().any(|(_, body)| is_extend(body)), "{:?}", store.open);
+}
+
+/// Two leases of a holding are released together while a fence has locked it.
+#[test]
+fn releases_under_a_fence_are_all_answered() {
+    let mut store = Conversation::new();
+    let wish = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
+    let token = FencingToken::new(5).expect("a token");
+    let (claim, _) = store.hold(1, wish.clone(), token);
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish });
+    let grants = store.actions.iter().filter_map(|action| match action {
+        Action::Granted { grant, .. } => Some(grant.lease),
+        _ => None,
+    });
+    for lease in grants.collect::<Vec<_>>() {
+        store.feed(Event::Release { lease });
+    }
+    store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
+    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(Released::Locked));
+    let is_released = |action: &&Action| matches!(action, Action::Released { verdict: Verdict::Held, .. });
+    assert_eq!(store.actions.iter().filter(is_released).count(), 2, "{:?}", store.actions);
 }
 
 /// Waits for two names that another client holds, with entries in the store.
