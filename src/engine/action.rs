@@ -164,6 +164,9 @@ pub(crate) enum NotAmended {
     Lost(LossCause),
     /// The owner has entered more than once.
     EnteredAgain,
+    /// A row lock, such as that of a transaction which the lease fences, prevented the change for
+    /// too long.
+    Locked,
     Failed(Failure),
 }
 

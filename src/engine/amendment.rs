@@ -1,5 +1,7 @@
 //! Changes of a held lease: a longer TTL, shared instead of exclusive mode, a higher token.
 
+use std::time::Duration;
+
 use super::action::{Action, Amendment, Failure, HoldTime, LeaseKey, NotAmended};
 use super::holding::{Amending, AmendmentState, HoldingState, LocalLease, relied_on};
 use super::{Engine, Epoch};
@@ -8,6 +10,10 @@ use crate::error::LossCause;
 use crate::name::LockName;
 use crate::protocol::{Amended, LeaseId, Mode};
 use crate::token::FencingToken;
+
+/// How long a change is repeated that meets a row lock. The holder itself may have locked the row:
+/// in a transaction that the lease fences, and that it ends after the change.
+const LOCKED_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
     pub(super) fn amend(&mut self, now: Moment, lease: LeaseKey, amendment: Amendment) {
@@ -26,7 +32,7 @@ impl Engine {
         }
         // Answers keep the order of the requests.
         let state = if is_refused { AmendmentState::Refused } else { AmendmentState::Pending };
-        holding.amendments.push_back(Amending { lease, amendment, state });
+        holding.amendments.push_back(Amending { lease, amendment, state, locked_since: None });
         self.advance(now, &name);
     }
 
@@ -57,7 +63,7 @@ impl Engine {
             return;
         };
         match amended {
-            Amended::Locked => holding.put_off(now),
+            Amended::Locked => self.amendment_is_locked(now, name, id),
             Amended::Done => self.conclude_amendment(now, name, id, sent_at),
             Amended::NotHeld => match holding.amendments.front_mut() {
                 Some(amending) if !amending.amendment.is_conversion() => {
@@ -72,6 +78,26 @@ impl Engine {
                 }
                 None => {}
             },
+        }
+    }
+
+    /// Repeats the first amendment, or gives it up if a row lock has prevented it for too long.
+    fn amendment_is_locked(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+        let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
+            return;
+        };
+        holding.put_off(now);
+        let Some(first) = holding.amendments.front_mut() else {
+            return;
+        };
+        let since = *first.locked_since.get_or_insert(now);
+        // After a conversion that may still take effect, the state of the lease would be unknown.
+        let may_follow = holding.lingers && first.amendment.is_conversion();
+        if since + LOCKED_TIMEOUT <= now && !may_follow {
+            let lease = first.lease;
+            holding.amendments.pop_front();
+            self.not_amended(lease, NotAmended::Locked);
+            self.admit(now, name, id);
         }
     }
 

@@ -35,6 +35,8 @@ pub(super) struct Amending {
     pub(super) lease: LeaseKey,
     pub(super) amendment: Amendment,
     pub(super) state: AmendmentState,
+    /// Since when it meets a row lock.
+    pub(super) locked_since: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -217,6 +217,33 @@ fn notice_is_followed_while_a_change_pauses() {
     assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
 }
 
+/// The holder changes its lease in a transaction that the lease fences.
+#[test]
+fn change_under_a_lasting_lock_is_given_up() {
+    for amendment in [Amendment::Extend(Duration::from_secs(60)), Amendment::Downgrade] {
+        let mut store = Conversation::new();
+        let token = FencingToken::new(5).expect("a token");
+        let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
+        let (_, lease) = store.hold(1, wish, token);
+        store.feed(Event::Amend { lease, amendment });
+        let start = store.now;
+        let is_change = |body: &Request| matches!(body, Request::Extend(_) | Request::Downgrade { .. });
+        let is_given_up = |action: &Action| matches!(action, Action::Amended { result: Err(NotAmended::Locked), .. });
+        while !store.has_acted(is_given_up) {
+            let locked = match amendment {
+                Amendment::Downgrade => Response::Downgraded(Amended::Locked),
+                _ => Response::Extended(Amended::Locked),
+            };
+            store.answer(is_change, locked);
+            store.pass(Duration::from_secs(1));
+            store.open.retain(|(_, body)| is_change(body));
+        }
+        let took = store.now.since(start);
+        assert!((Duration::from_secs(10)..Duration::from_secs(13)).contains(&took), "{took:?}");
+        assert!(store.open.is_empty(), "{:?}", store.open);
+    }
+}
+
 /// A lease with a longer TTL enters a holding whose row is locked.
 #[test]
 fn raise_of_ttl_that_meets_a_locked_row_is_repeated_after_pauses() {

@@ -19,7 +19,7 @@ impl Lease {
                 Ok(Some(self))
             }
             Err(NotAmended::Failed(failure)) => Err(failure.into_error()),
-            Err(NotAmended::Lost(_) | NotAmended::EnteredAgain) => Ok(None),
+            Err(NotAmended::Lost(_) | NotAmended::EnteredAgain | NotAmended::Locked) => Ok(None),
         }
     }
 
@@ -32,8 +32,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Conversion`] when its owner has acquired it more than once, or it is a permit:
-    /// nothing has changed. [`Error::Lost`] when it has ended. After any other error the lease is
+    /// [`Error::Conversion`] when its owner has acquired it more than once, it is a permit, or a
+    /// transaction that it [fences](Self::fence) has kept it locked for ten seconds: nothing has
+    /// changed. [`Error::Lost`] when it has ended. After any other error the lease is
     /// lost, because its state is unknown.
     ///
     /// # Cancel safety
@@ -62,6 +63,10 @@ impl Lease {
             }
             Err(NotAmended::EnteredAgain) => {
                 let reason = "its owner has acquired it more than once; release the others first";
+                Err(Error::Conversion { name, reason })
+            }
+            Err(NotAmended::Locked) => {
+                let reason = "a transaction that it fences keeps it locked; end the transaction first";
                 Err(Error::Conversion { name, reason })
             }
             Err(NotAmended::Lost(cause)) => Err(self.loss_error(cause)),

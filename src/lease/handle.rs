@@ -142,7 +142,9 @@ impl Lease {
     ///
     /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], [`Error::Closed`],
     /// [`Error::Access`], or [`Error::Unavailable`] and [`Error::Database`], after which the
-    /// extension may still take place.
+    /// extension may still take place. Within a transaction that the lease
+    /// [fences](Self::fence), only PostgreSQL extends it: the others fail after ten seconds, and the
+    /// lease stays as it is.
     ///
     /// # Cancel safety
     ///
@@ -163,6 +165,10 @@ impl Lease {
                 NotAmended::Lost(cause) => Error::Lost { name, token, cause },
                 NotAmended::Failed(failure) => failure.into_error(),
                 NotAmended::EnteredAgain => Error::Closed,
+                NotAmended::Locked => {
+                    let reason = format!("a transaction that fences {name} keeps it locked");
+                    Error::Unavailable { attempted: "extend", reason, source: None }
+                }
             })
         })
     }
