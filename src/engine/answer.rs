@@ -43,6 +43,7 @@ impl Engine {
             self.mark_lingering(now, &name, &body);
         }
         if may_linger || is_repeated {
+            self.heartbeat.repeated();
             let ended = match &step {
                 Step::Release(id) | Step::Transition { given_up: Some(id) } => Some(*id),
                 _ => None,

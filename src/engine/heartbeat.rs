@@ -144,6 +144,12 @@ impl Heartbeat {
         self.has_failed = true;
     }
 
+    /// Notes that another request was repeated. Before the first beat, only this tells that the
+    /// store may have been restarted and has lost the latest releases.
+    pub(super) fn repeated(&mut self) {
+        self.is_interrupted |= self.answered_at == Moment::default() && !is_on(Mutation::TrustAnyStore);
+    }
+
     /// Returns when the latest answered beat was sent.
     pub(super) fn answered_at(&self) -> Moment {
         self.answered_at

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::name::Name;
 use super::{Engine, LONGEST_LAG, NOTED_FOR};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -10,6 +11,9 @@ use crate::name::LockName;
 
 /// For how long a name that other clients waited for is expected to be held by one of them.
 const HELD_FOR: Duration = Duration::from_millis(100);
+
+/// The time between two reads when many names are read again, which must not delay other requests.
+const RECHECK_EACH: Duration = Duration::from_millis(1);
 
 /// The end of an acquisition.
 pub(super) struct Ended {
@@ -44,10 +48,11 @@ impl Engine {
         for (name, ended) in std::mem::take(&mut self.ended) {
             self.names.entry(name).or_default().ended_at.get_or_insert(ended.at);
         }
-        for state in self.names.values_mut() {
-            if state.ended_at.is_some_and(|ended_at| same_until < ended_at + LONGEST_LAG) {
-                (state.read_at, state.is_rechecked) = (Some(now), true);
-            }
+        let may_be_missed = |state: &&mut Name| state.ended_at.is_some_and(|at| same_until < at + LONGEST_LAG);
+        let mut read_at = now;
+        for state in self.names.values_mut().filter(may_be_missed) {
+            (state.read_at, state.is_rechecked) = (Some(read_at), true);
+            read_at = read_at + RECHECK_EACH;
         }
     }
 }

@@ -303,6 +303,31 @@ fn releases_under_a_fence_are_all_answered() {
     assert_eq!(store.actions.iter().filter(is_released).count(), 2, "{:?}", store.actions);
 }
 
+/// The store restarts before the first heartbeat of the client, and may have lost a release.
+#[test]
+fn release_before_a_restart_is_looked_up() {
+    for is_repeated in [false, true] {
+        let mut store = Conversation::new();
+        let token = FencingToken::new(5).expect("a token");
+        let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+        store.feed(Event::Release { lease });
+        store
+            .answer(|body| matches!(body, Request::Release(_)), Response::Released(Released::Ended { awaited: false }));
+        let wish = wish("b", WaitMode::Wait(None));
+        store.feed(Event::Acquire { waiter: WaiterId(2), wish });
+        let (request, _) = store.open.remove(0);
+        let result = Ok(Response::Acquired(Ok(token)));
+        store.feed(Event::Answer {
+            request,
+            answer: Answer { sent_at: store.now, may_linger: false, is_repeated, result },
+        });
+        store.pass(BEAT);
+        store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
+        let is_read = |body: &Request| matches!(body, Request::Read { name, .. } if name.as_str() == "a");
+        assert_eq!(store.open.iter().any(|(_, body)| is_read(body)), is_repeated, "{:?}", store.open);
+    }
+}
+
 /// Waits for two names that another client holds, with entries in the store.
 fn waits_for_two_names() -> Conversation {
     let mut store = Conversation::new();
