@@ -385,19 +385,27 @@ struct Stress {
 
 impl Stress {
     /// Runs one worker with its own client until `enough`. If a statement takes longer than the
-    /// TTL, the worker asks for longer leases, and is late in proportion.
+    /// TTL, grants and fences are late: the worker then asks for longer leases, and is late in
+    /// proportion.
     async fn work(&self, locks: Locks, mut dice: Dice, enough: impl Fn(&Tally) -> bool) {
         let mut ttl = TINY;
         let mut late = 0;
         while !enough(&self.tally) {
-            let request = locks.lease("counter").ttl(ttl).renew(false).wait(SOON * 4);
-            let lease = request.acquire().await.expect("acquire");
+            let longer = (ttl * 2).min(SOON);
+            let lease = match locks.lease("counter").ttl(ttl).renew(false).wait(ttl * 100).acquire().await {
+                Ok(lease) => lease,
+                Err(Error::Timeout { .. } | Error::Unavailable { .. }) => {
+                    ttl = longer;
+                    continue;
+                }
+                Err(error) => panic!("acquire: {error}"),
+            };
             if self.fenced {
                 dice.pause(ttl).await;
             }
-            late = if self.read_modify_write(&lease, &mut dice).await { 0 } else { late + 1 };
+            late = if self.read_modify_write(&lease, ttl, &mut dice).await { 0 } else { late + 1 };
             if late == 4 {
-                (ttl, late) = ((ttl * 2).min(SOON), 0);
+                (ttl, late) = (longer, 0);
             }
             match lease.release().await {
                 Err(error) if !error.is_lost() => panic!("release: {error}"),
@@ -406,8 +414,9 @@ impl Stress {
         }
     }
 
-    /// Returns whether the write came in time.
-    async fn read_modify_write(&self, lease: &Lease, dice: &mut Dice) -> bool {
+    /// Returns whether the write came in time. Without the fence, it comes after the end of the
+    /// lease.
+    async fn read_modify_write(&self, lease: &Lease, ttl: Duration, dice: &mut Dice) -> bool {
         let mut tx = self.business.begin().await;
         if self.fenced
             && let Err(error) = lease.fence(&mut tx).await
@@ -428,7 +437,7 @@ impl Stress {
             if self.fenced {
                 dice.pause(TINY * 2).await;
             } else {
-                sleep(TINY * 2).await;
+                sleep(ttl * 2).await;
             }
             sqlx::query(AssertSqlSafe(format!("UPDATE counter SET value = {} WHERE id = {}", value + 1, self.id)))
                 .execute(&mut *tx)
