@@ -20,13 +20,14 @@ use crate::backend::{micros, token};
 use crate::name::LockName;
 use crate::protocol::{Batch, Claim, Release, Released, Response};
 
-// Bind order: names.
+// Rows of held names count as well: the UPDATE would wait for a fence on one of them, because it
+// locks each row before it reads the id. Bind order: names.
 #[rustfmt::skip]
-const LOCK_FREE: &str = "
+const LOCK_ALL: &str = "
 SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
- WHERE s.name IN (?) AND s.id = '' FOR UPDATE SKIP LOCKED";
-const COUNT_FREE: &str =
-    "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id = ''";
+ WHERE s.name IN (?) FOR UPDATE SKIP LOCKED";
+const COUNT_ALL: &str =
+    "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?)";
 
 /// An UPDATE of several rows `l` of `sqlock_lease`.
 #[rustfmt::skip]
@@ -126,7 +127,7 @@ async fn acquire(
         (by_name(|claim| id_literal(heartbeat_client(claim))), by_name(|claim| micros(claim.ttl).to_string()));
     let (holder, label) = (by_name(|claim| text_literal(&claim.holder)), by_name(|claim| text_literal(&claim.label)));
     let ids = &*list(claims, |claim| id_literal(claim.id));
-    let mut script = begin(flavor, sending, [LOCK_FREE, COUNT_FREE], &[names]);
+    let mut script = begin(flavor, sending, [LOCK_ALL, COUNT_ALL], &[names]);
     script.add(START, &[]);
     script.add(ACQUIRE.sql(flavor), &[&id, &owner, &client, &ttl, &holder, &label, names]);
     script.add(ACQUIRED, &[names, ids]);
