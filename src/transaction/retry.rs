@@ -9,7 +9,7 @@ use sqlx::{Connection, Pool, SqlSafeStr, SqlStr, Transaction};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::Instant;
 
-use super::work_error::{RunError, is_conflict_error, may_end_transaction};
+use super::work_error::{RunError, is_conflict_error, is_conflict_of_server, may_end_transaction};
 use crate::backend::dialect::{EndOutcome, Ending};
 use crate::backend::{Database, Kind, StoreFuture};
 use crate::backoff::Backoff;
@@ -229,15 +229,21 @@ impl Retry {
                 // transactions wait for its locks.
                 let ended = end_transaction::<DB>(tx, Ending::Rollback).await;
                 pooled.is_clean = ended.is_ok();
-                match ended {
-                    // The closure may have gone on after the end: its later statements are
-                    // committed.
-                    Err(refusal) if has_no_transaction::<DB>(&refusal) && !may_end_transaction(error.as_error()) => {
-                        let reason = format!("{ENDED_BY_WORK}. The closure failed: {}", report(error.as_error()));
-                        Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(reason)))
-                    }
-                    _ => Err(AttemptEnd::from_error(error)),
+                let cause = error.as_error();
+                let is_ended_by_work = match ended {
+                    Ok(true) => false,
+                    // On MySQL, a statement may have committed the part before it, which must not
+                    // be repeated.
+                    Ok(false) => is_conflict_error(cause) && !is_conflict_of_server(cause),
+                    // On SQLite, the closure may have gone on after the end: its later statements
+                    // are committed.
+                    Err(refusal) => has_no_transaction::<DB>(&refusal) && !may_end_transaction(cause),
+                };
+                if is_ended_by_work {
+                    let reason = format!("{ENDED_BY_WORK}. The closure failed: {}", report(cause));
+                    return Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(reason)));
                 }
+                Err(AttemptEnd::from_error(error))
             }
         }
     }

@@ -111,12 +111,18 @@ impl<E> From<sqlx::Error> for RunError<E> {
 
 /// Returns whether an error, or one of its sources, is a concurrent change.
 pub(super) fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
+    is_conflict_of_server(error)
+        || with_sources(error)
+            .any(|error| error.downcast_ref::<Error>().is_some_and(Error::is_conflict) || error.is::<Overtaken>())
+}
+
+/// Returns whether an error, or one of its sources, is a concurrent change that the server has
+/// found. MySQL and MariaDB have rolled the transaction back then.
+pub(super) fn is_conflict_of_server(error: &(dyn StdError + 'static)) -> bool {
+    // A transparent error of the caller around an error of this crate shows only the source of that
+    // error.
     with_sources(error).any(|error| {
-        // A transparent error of the caller around an error of this crate shows only the source of
-        // that error.
-        error.downcast_ref::<Error>().is_some_and(Error::is_conflict)
-            || error.is::<Overtaken>()
-            || error.downcast_ref() == Some(&RowError::StaleSnapshot)
+        error.downcast_ref() == Some(&RowError::StaleSnapshot)
             || error.downcast_ref() == Some(&FenceError::StaleSnapshot)
             || Fault::of_any(error) == Some(Fault::Again)
     })

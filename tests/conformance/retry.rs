@@ -746,6 +746,23 @@ async fn closure_that_goes_on_after_its_transaction_has_unknown_outcome() {
     }
 }
 
+/// On MySQL and MariaDB, DDL commits what the closure has written before.
+#[tokio::test]
+async fn part_committed_by_ddl_is_not_repeated() {
+    let (bank, begun) = (bank().await, AtomicU32::new(0));
+    let outcome = Retry::new().attempts(3).run(&bank.pool, async |tx| {
+        begun.fetch_add(1, Ordering::SeqCst);
+        tx.execute("UPDATE accounts SET balance = balance - 5").await?;
+        tx.execute("CREATE TABLE IF NOT EXISTS aside (id INTEGER)").await?;
+        bank.accounts.update(&mut *tx, 1, 7, |_| {}).await
+    });
+    let error = outcome.await.expect_err("always a conflict");
+    let expected = if DATABASE.is_mysql() { (true, 1, 95) } else { (false, 3, 100) };
+    let is_unknown = matches!(error, Error::CommitUnknown { .. });
+    let balance = bank.row(1).await.map_or(0, |row| row.3);
+    assert_eq!((is_unknown, count(&begun), balance), expected, "{error:?}");
+}
+
 #[tokio::test]
 async fn pool_stays_usable_after_statement_ended_transaction() {
     let books = books().await;

@@ -25,8 +25,18 @@ const TURN_AUTOCOMMIT_OFF: &str = "SET @sqlock_autocommit = @@autocommit, autoco
 /// implicit commit. <https://dev.mysql.com/doc/refman/8.4/en/savepoint.html>
 const SET_SAVEPOINT: &str = "SAVEPOINT sqlock";
 
-/// Sent in one packet: the server carries out nothing after a statement that fails.
-const COMMIT_FROM_SAVEPOINT: &str = "RELEASE SAVEPOINT sqlock; COMMIT; SET autocommit = @sqlock_autocommit";
+/// Sent in one packet: the server carries out nothing after a statement that fails. With Galera, the
+/// second statement fails ([`COMMIT_ALONE`]): MariaDB does not report that another node's commit
+/// has aborted a transaction between two statements of one packet.
+const COMMIT_FROM_SAVEPOINT: &str = "RELEASE SAVEPOINT sqlock;
+SET @sqlock_galera = /*M! IF(@@wsrep_on, (SELECT 1 UNION ALL SELECT 2), 0) + */ 0;
+COMMIT; SET autocommit = @sqlock_autocommit";
+
+/// Commits after [`COMMIT_FROM_SAVEPOINT`] has failed with one of these errors: more than one row,
+/// or a server without Galera, which does not know the variable.
+const COMMIT_ALONE: [u16; 2] = [1242, 1193];
+
+const ROLL_BACK_FROM_SAVEPOINT: &str = "ROLLBACK TO SAVEPOINT sqlock; ROLLBACK; SET autocommit = @sqlock_autocommit";
 
 const ROLL_BACK: &str = "ROLLBACK; SET autocommit = @sqlock_autocommit";
 
@@ -49,16 +59,24 @@ impl Dialect for MySql {
 
     fn end_transaction(conn: &mut MySqlConnection, ending: Ending) -> StoreFuture<'_, EndOutcome> {
         Box::pin(async move {
-            if ending == Ending::Commit {
-                match sqlx::raw_sql(COMMIT_FROM_SAVEPOINT).execute(&mut *conn).await {
-                    Ok(_) => return Ok(EndOutcome::Done),
-                    // The savepoint does not exist.
-                    Err(error) if number(&error) == Some(1305) => {}
-                    Err(error) => return Err(error),
+            let from_savepoint = match ending {
+                Ending::Commit => COMMIT_FROM_SAVEPOINT,
+                Ending::Rollback => ROLL_BACK_FROM_SAVEPOINT,
+            };
+            match sqlx::raw_sql(from_savepoint).execute(&mut *conn).await {
+                Ok(_) => Ok(EndOutcome::Done),
+                // The savepoint does not exist.
+                Err(error) if number(&error) == Some(1305) => {
+                    sqlx::raw_sql(ROLL_BACK).execute(conn).await?;
+                    Ok(EndOutcome::EndedBefore)
                 }
+                Err(error) if number(&error).is_some_and(|number| COMMIT_ALONE.contains(&number)) => {
+                    sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
+                    sqlx::raw_sql("SET autocommit = @sqlock_autocommit").execute(conn).await?;
+                    Ok(EndOutcome::Done)
+                }
+                Err(error) => Err(error),
             }
-            sqlx::raw_sql(ROLL_BACK).execute(conn).await?;
-            Ok(if ending == Ending::Commit { EndOutcome::EndedBefore } else { EndOutcome::Done })
         })
     }
 
