@@ -104,8 +104,15 @@ impl Idempotency {
                 let record =
                     records::read::<DB>(tx, &claim.key.id, DB::CURRENT_READ).await.map_err(claim_error::<DB>)?;
                 if let Some(record) = record {
-                    if let Some(known) = self.recorded_outcome(claim, record)? {
-                        return Ok(known);
+                    match self.recorded_outcome(claim, record)? {
+                        // An issued token may expire while its request is in progress.
+                        Some(Outcome::Expired) if claim.issued => {
+                            let running = DB::rival(tx, claim).await.map_err(claim_error::<DB>)?;
+                            let is_same = running.is_some_and(|running| running.is_same_request);
+                            return Ok(if is_same { Outcome::InProgress } else { Outcome::Expired });
+                        }
+                        Some(known) => return Ok(known),
+                        None => {}
                     }
                 } else if claim.issued {
                     return Ok(Outcome::Expired);

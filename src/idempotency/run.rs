@@ -113,7 +113,9 @@ impl Idempotency {
         loop {
             let outcome = match self.client.in_flight.insert(&claim) {
                 Err(Duplicate { is_same_request: true }) => match self.read_outcome(&claim).await {
-                    Ok(found) => decode_outcome(found.unwrap_or(Outcome::InProgress)),
+                    // An issued token may expire while its request is in progress.
+                    Ok(None | Some(Outcome::Expired)) => Ok(Outcome::InProgress),
+                    Ok(Some(found)) => decode_outcome(found),
                     Err(error) => Err(error),
                 }
                 .map_err(RunEnd::from),
@@ -121,6 +123,12 @@ impl Idempotency {
                 _guard => self.run_until_decided(pool, &claim, &work, &doubt).await,
             };
             let outcome = outcome.map_err(|error| doubt.replace_error(error))?;
+            // The transaction whose commit is in doubt has claimed the token before it expired.
+            if matches!(outcome, Outcome::Expired)
+                && let Some(source) = doubt.take()
+            {
+                return Err(RunEnd::CommitUnknown(source));
+            }
             let pause = pauses.step();
             if !matches!(outcome, Outcome::InProgress) || start.elapsed() + pause > self.wait {
                 return Ok(outcome);
@@ -231,7 +239,9 @@ impl Idempotency {
         let outcome = self.claim_key(tx, claim).await.map_err(RunError::Sqlock)?;
         match &outcome {
             // The transaction whose commit is in doubt may be in progress.
-            Outcome::InProgress => {}
+            Outcome::InProgress | Outcome::Expired => {}
+            // This server may have to catch up with the one that has committed.
+            Outcome::New(_) if self.client.backend.is_multi_primary() => {}
             _ => doubt.clear(),
         }
         match outcome {
@@ -278,8 +288,12 @@ impl CommitDoubt {
         self.lock().get_or_insert(source);
     }
 
+    fn take(&self) -> Option<sqlx::Error> {
+        self.lock().take()
+    }
+
     fn clear(&self) {
-        *self.lock() = None;
+        drop(self.take());
     }
 
     fn is_open(&self) -> bool {
@@ -288,7 +302,7 @@ impl CommitDoubt {
 
     /// Replaces an error that says that nothing took effect, while the doubt is open.
     fn replace_error<E>(&self, error: RunEnd<E>) -> RunEnd<E> {
-        self.lock().take().map_or(error, RunEnd::CommitUnknown)
+        self.take().map_or(error, RunEnd::CommitUnknown)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<sqlx::Error>> {

@@ -18,7 +18,7 @@ use sqlock::row::RowError;
 use sqlock::{Error, FencingToken, Locks};
 use sqlx::{AssertSqlSafe, Executor as _, Row as _, Transaction};
 use tokio::sync::{Barrier, Notify};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::fence::{Books, add_one, books, books_in, levels, run};
 use super::network::{behind_a_proxy, behind_a_reading_proxy};
@@ -207,23 +207,63 @@ fn claimed(
     }
 }
 
+/// A run whose work has taken effect and waits for `go_on`.
+struct RunInProgress {
+    run: JoinHandle<Result<Outcome<i64>, AppError>>,
+    inside: Arc<Notify>,
+    go_on: Arc<Notify>,
+}
+
+impl RunInProgress {
+    fn start(app: &App, key: IdempotencyKey) -> Self {
+        let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let run = tokio::spawn({
+            let (payments, pool) = (app.payments.clone(), app.books.pool.clone());
+            let (inside, go_on) = (Arc::clone(&inside), Arc::clone(&go_on));
+            async move {
+                let work = async |tx: &mut Tx<'_>| {
+                    let done = effect(tx).await?;
+                    inside.notify_one();
+                    go_on.notified().await;
+                    Ok::<_, AppError>(done)
+                };
+                payments.run(&pool, &key, &request(), work).await
+            }
+        });
+        Self { run, inside, go_on }
+    }
+}
+
+#[tokio::test]
+async fn token_that_expires_during_its_request_is_in_progress() {
+    let app = app().await;
+    let mut lasts = Duration::from_secs(1);
+    let (key, first) = loop {
+        let token = app.payments.issue("alice", lasts).await.expect("issue");
+        let key = IdempotencyKey::issued("alice", token.as_str());
+        let mut first = RunInProgress::start(&app, key.clone());
+        tokio::select! {
+            () = first.inside.notified() => break (key, first),
+            // The token expired before this machine came to its request.
+            ended = &mut first.run => assert_eq!(ended.expect("no panic").expect("run"), Outcome::Expired),
+        }
+        lasts *= 2;
+    };
+    tokio::time::sleep(lasts).await;
+    assert_eq!(app.charge(&key).await, Outcome::InProgress);
+    // SQLite has one writer, for which a request in another process waits.
+    if DATABASE != Database::Sqlite {
+        assert_eq!(app.charge_by(&app.other().await, &key, &request()).await, Outcome::InProgress);
+    }
+    first.go_on.notify_one();
+    assert_eq!(soon("the first one", first.run).await.expect("no panic").expect("run"), Outcome::New(1));
+    assert_eq!(app.charge(&key).await, Outcome::Replay(1));
+}
+
 #[tokio::test]
 async fn local_duplicate_is_in_progress_at_once() {
     let app = app().await;
-    let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let first = tokio::spawn({
-        let (payments, pool) = (app.payments.clone(), app.books.pool.clone());
-        let (inside, go_on) = (Arc::clone(&inside), Arc::clone(&go_on));
-        async move {
-            let work = async |tx: &mut Tx<'_>| {
-                let done = effect(tx).await?;
-                inside.notify_one();
-                go_on.notified().await;
-                Ok::<_, AppError>(done)
-            };
-            payments.run(&pool, &alice("a"), &request(), work).await
-        }
-    });
+    let RunInProgress { run: first, inside, go_on } = RunInProgress::start(&app, alice("a"));
     soon("the first one", inside.notified()).await;
     for _ in 0..3 {
         assert_eq!(soon("the answer", app.charge(&alice("a"))).await, Outcome::InProgress);
