@@ -19,11 +19,13 @@ use crate::error::Error;
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The headers that are stored by default.
-const STORED_HEADERS: [HeaderName; 11] = [
+const STORED_HEADERS: [HeaderName; 14] = [
+    header::ALLOW,
     header::CONTENT_DISPOSITION,
     header::CONTENT_ENCODING,
     header::CONTENT_LANGUAGE,
     header::CONTENT_LOCATION,
+    header::CONTENT_RANGE,
     header::CONTENT_TYPE,
     header::ETAG,
     header::LAST_MODIFIED,
@@ -31,6 +33,7 @@ const STORED_HEADERS: [HeaderName; 11] = [
     header::LOCATION,
     header::RETRY_AFTER,
     header::VARY,
+    header::WWW_AUTHENTICATE,
 ];
 
 /// The statuses that mean that the handler did nothing, by default.
