@@ -21,6 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sqlock::{Locks, LocksBuilder};
 use sqlx::{AssertSqlSafe, Pool};
+#[allow(unused_imports, reason = "each test binary uses its part")]
 pub use wait::{LONG, SOON, soon, until};
 
 use crate::{DATABASE, Sql};
@@ -207,6 +208,10 @@ pub fn held(columns: &str, name: &str) -> String {
 
 /// Waits until a name has this number of waiters.
 pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {
-    let queued = async || locks.waiters(name).await.expect("waiters").len() == count;
-    until(&format!("{count} waiters for {name}"), queued).await;
+    let queued = async {
+        while locks.waiters(name).await.expect("waiters").len() != count {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(&format!("{count} waiters for {name}"), queued).await;
 }

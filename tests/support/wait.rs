@@ -1,5 +1,7 @@
 //! Waits for what must happen, which fail a test instead of hanging it.
 
+#![allow(unreachable_pub, reason = "included by several programs")]
+
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
