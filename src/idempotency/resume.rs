@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -138,12 +138,12 @@ impl Idempotency {
     {
         let ResumePolicy { parallel, max_attempts, .. } = self.resume_policy;
         let (mut resumed, mut unavailable) = (Resumed::default(), None);
-        let (mut unfinished, mut running) = (Unfinished::default(), Running(Vec::new()));
+        let (mut unfinished, mut running) = (Unfinished::default(), Running::new());
         loop {
-            while unavailable.is_none() && running.0.len() < parallel.get() {
-                match unfinished.next(self).await {
+            while unavailable.is_none() && running.futures.len() < parallel.get() {
+                match running.poll_during(unfinished.next(self)).await {
                     Ok(Some(record)) if record.attempts >= i64::from(max_attempts) => resumed.dead_letters += 1,
-                    Ok(Some(record)) => running.0.push(Box::pin(self.resume_one(record, work.clone()))),
+                    Ok(Some(record)) => running.futures.push(Box::pin(self.resume_one(record, work.clone()))),
                     Ok(None) => break,
                     Err(error) => unavailable = Some(error),
                 }
@@ -227,24 +227,63 @@ impl Unfinished {
     }
 }
 
-/// The futures in progress.
-struct Running<F>(Vec<Pin<Box<F>>>);
+/// The futures in progress, and the outputs of those that have ended.
+struct Running<F: Future> {
+    futures: Vec<Pin<Box<F>>>,
+    ended: VecDeque<F::Output>,
+}
 
 impl<F: Future> Running<F> {
-    /// Waits for the next future to end. `None`: no future is left.
-    async fn next(&mut self) -> Option<F::Output> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let (place, output) = std::future::poll_fn(|cx| {
-            let ready = self.0.iter_mut().enumerate().find_map(|(i, future)| match future.as_mut().poll(cx) {
-                Poll::Ready(output) => Some((i, output)),
-                Poll::Pending => None,
-            });
-            ready.map_or(Poll::Pending, Poll::Ready)
+    fn new() -> Self {
+        Self { futures: Vec::new(), ended: VecDeque::new() }
+    }
+
+    /// Waits for another future. The futures in progress go on meanwhile.
+    async fn poll_during<T>(&mut self, other: impl Future<Output = T>) -> T {
+        let mut other = std::pin::pin!(other);
+        std::future::poll_fn(|cx| {
+            self.poll_all(cx);
+            other.as_mut().poll(cx)
         })
-        .await;
-        drop(self.0.swap_remove(place));
-        Some(output)
+        .await
+    }
+
+    /// Waits for the end of one future. Returns `None` if there is none.
+    async fn next(&mut self) -> Option<F::Output> {
+        std::future::poll_fn(|cx| {
+            self.poll_all(cx);
+            match self.ended.pop_front() {
+                None if !self.futures.is_empty() => Poll::Pending,
+                ended => Poll::Ready(ended),
+            }
+        })
+        .await
+    }
+
+    fn poll_all(&mut self, cx: &mut Context<'_>) {
+        let ended = &mut self.ended;
+        self.futures.retain_mut(|future| match future.as_mut().poll(cx) {
+            Poll::Ready(output) => {
+                ended.push_back(output);
+                false
+            }
+            Poll::Pending => true,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The other future, such as the read of a page, ends only after the one in progress.
+    #[tokio::test]
+    async fn futures_in_progress_go_on_during_another() {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let mut running = Running::new();
+        running.futures.push(Box::pin(async { sender.send(7) }));
+        assert_eq!(running.poll_during(receiver).await, Ok(7));
+        assert_eq!(running.next().await, Some(Ok(())));
+        assert_eq!(running.next().await, None);
     }
 }

@@ -23,6 +23,9 @@ pub use crate::error::Overtaken;
 /// write has the version that was read, and fails with [`Error::Conflict`] if the row was written
 /// meanwhile. No lock is held between the read and the write, so a user may take all day.
 ///
+/// Pass keys of the column's type: MySQL and MariaDB compare a text with a number by the digits at
+/// its beginning, so that `"7abc"` finds row 7.
+///
 /// ```
 /// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
