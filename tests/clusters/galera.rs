@@ -6,9 +6,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::retry::Retry;
 use sqlock::{Error, Lease, Locks, Owner};
 use sqlx::mysql::MySqlPoolOptions;
-use sqlx::{AssertSqlSafe, MySqlPool};
+use sqlx::{AssertSqlSafe, MySql, MySqlPool, Transaction};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
@@ -277,6 +278,40 @@ async fn attempt_on_another_node_sees_committed_steps() {
         *if commit.is_ok() { &mut committed } else { &mut failed } += 1;
     }
     println!("{committed} steps were seen, {failed} failed");
+}
+
+/// Retries on all nodes raise one row: each run that succeeds has taken effect, although other nodes
+/// abort its transactions, also at the commit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_successful_retry_counts_on_all_nodes() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let nodes = cluster().await;
+    let first = pool(&nodes[0]);
+    execute(&first, "CREATE TABLE tally (id INT PRIMARY KEY, value BIGINT NOT NULL); INSERT INTO tally VALUES (1, 0)")
+        .await;
+    let (done, runs) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut clients = JoinSet::new();
+    for client in 0..6 {
+        let (pool, done, runs) = (pool(&nodes[client % 3]), Arc::clone(&done), Arc::clone(&runs));
+        clients.spawn(async move {
+            for _ in 0..*TIMES / 6 {
+                let raise = async |tx: &mut Transaction<'_, MySql>| {
+                    runs.fetch_add(1, Ordering::Relaxed);
+                    sqlx::query("UPDATE tally SET value = value + 1").execute(&mut **tx).await?;
+                    Ok::<_, Error>(())
+                };
+                match Retry::new().run(&pool, raise).await {
+                    Ok(()) => _ = done.fetch_add(1, Ordering::Relaxed),
+                    // Every attempt was rolled back.
+                    Err(error) => assert!(error.is_conflict(), "{error:?}"),
+                }
+            }
+        });
+    }
+    clients.join_all().await;
+    let (done, runs) = (done.load(Ordering::Relaxed), runs.load(Ordering::Relaxed));
+    assert_eq!(number(&first, "SELECT value FROM tally").await, done);
+    println!("{done} increments in {runs} transactions");
 }
 
 /// An acquisition joins the lease of its owner on one node, while the lease is released on another
