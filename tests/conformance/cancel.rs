@@ -201,7 +201,8 @@ async fn dropped_try_acquire_leaves_nothing_behind() {
     let fixture = CancelFixture::new().await;
     everywhere(async |point| {
         let done = drop_at(point, fixture.ours.lease("a").ttl(LONG).try_acquire()).await;
-        let done = done.map(|lease| lease.expect("try").expect("free")).is_some();
+        // The request of the call that was dropped before may have held the name for a moment.
+        let done = done.is_some_and(|lease| lease.expect("try").is_some());
         fixture.is_clean().await;
         done
     })

@@ -24,7 +24,7 @@ WITH held AS MATERIALIZED (
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 SELECT k.pid::bigint, (SELECT count(*) FROM held AS f WHERE f.pid = k.pid AND f.id = $2)
   FROM held AS k
- WHERE k.id = $1 AND k.mode = 'ExclusiveLock'";
+ WHERE k.id = $1 AND k.mode = 'ExclusiveLock' AND k.pid <> pg_backend_pid()";
 }
 
 /// Returns the numbers of the advisory locks of the key and of this request with the key.

@@ -119,9 +119,12 @@ const MOST_PENDING: usize = 64;
 
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
+/// A text, and where to report that it is written.
+type Message = (Text, SyncSender<()>);
+
 /// The thread that writes, or `None` if the system allows no further thread.
-static WRITER: LazyLock<Option<SyncSender<(Text, SyncSender<()>)>>> = LazyLock::new(|| {
-    let (sender, messages) = mpsc::sync_channel::<(Text, SyncSender<()>)>(MOST_PENDING);
+static WRITER: LazyLock<Option<SyncSender<Message>>> = LazyLock::new(|| {
+    let (sender, messages) = mpsc::sync_channel::<Message>(MOST_PENDING);
     let write_all = move || {
         // Signals are for the other threads; and where SIGTTOU is blocked, a terminal with `stty
         // tostop` lets a background job write.
