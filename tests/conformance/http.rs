@@ -115,6 +115,7 @@ impl AppState {
                     ("content-type", "text/plain; charset=utf-8"),
                     ("link", "</b>; rel=next"),
                     ("location", "/charges/1"),
+                    ("www-authenticate", "Bearer"),
                     ("set-cookie", "session=secret"),
                     ("link", "</a>; rel=prev"),
                     ("x-internal", "7"),
@@ -414,7 +415,7 @@ async fn replay_has_listed_headers_and_no_cookies() {
             .keep_header(HeaderName::from_static("set-cookie"))
     };
     let (books, server) = shop_with(kept).await;
-    let listed = ["content-type", "link", "location", "x-kept"];
+    let listed = ["content-type", "link", "location", "www-authenticate", "x-kept"];
     let first = server.post("/charge/receipt", "a").await;
     assert_eq!((first.status, first.text().as_str()), (201, "receipt 1"));
     assert!(!first.is_replay());
