@@ -34,7 +34,7 @@ impl Memory {
         let mut draft = Draft { transition, now, row, prepared, losers: Vec::new() };
         self.end_holder(&mut draft)?;
         self.end_entries(&mut draft)?;
-        if self.passes_fence(&draft) || self.excludes_change(&draft) {
+        if self.is_fenced(&draft) || self.excludes_change(&draft) {
             return None;
         }
         let notices = self.notices(&draft.losers, now)?;
@@ -97,7 +97,7 @@ impl Memory {
 
     /// Returns whether a fence has locked the row of the name. Where sharers stay, their fences do
     /// not prevent that others share or leave.
-    fn passes_fence(&self, draft: &Draft<'_>) -> bool {
+    fn is_fenced(&self, draft: &Draft<'_>) -> bool {
         let mut staying = self.staying(draft.transition);
         let sharers_stay =
             draft.row.holder == Holder::Entries && staying.any(|(_, entry)| entry.mode != Mode::Exclusive);
