@@ -533,6 +533,15 @@ impl Terminal {
     }
 }
 
+/// The screen of a failed test says what happened.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the terminal shows:\n{}", self.screen.text());
+        }
+    }
+}
+
 // ---- processes
 
 fn pid_of(child: &Child) -> Pid {
