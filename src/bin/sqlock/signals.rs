@@ -60,7 +60,7 @@ impl Signals {
     pub async fn next_termination(&mut self) -> Signal {
         loop {
             match self.next().await {
-                Signal::SIGTSTP => suspend(),
+                Signal::SIGTSTP => suspend(Suspension::Job),
                 signal if is_termination(signal) => return signal,
                 _ => {}
             }
@@ -89,13 +89,26 @@ impl Signals {
     }
 }
 
+/// What a stop of this process's group asks of the shell, or of the outer run.
+pub enum Suspension {
+    /// To stop the whole job, as Ctrl-Z does.
+    Job,
+    /// To put the group into the foreground and to continue it.
+    UntilForeground,
+}
+
 /// Stops the group of this process, as a terminal would: a shell waits until all processes of its
 /// job are stopped. One call stops them all, because the shell may continue the job as soon as one
-/// of them is stopped. SIGTTIN replaces SIGSTOP, because the kernel ignores SIGTTIN if no shell
-/// could continue the group. The stop takes effect before the call returns: the kernel prefers the
-/// main thread, which calls this.
-pub fn suspend() {
-    let _ = killpg(getpgrp(), Signal::SIGTTIN);
+/// of them is stopped. The kernel ignores both signals, unlike SIGSTOP, if no shell could continue
+/// the group. The stop takes effect before the call returns: the kernel prefers the main thread,
+/// which calls this.
+pub fn suspend(suspension: Suspension) {
+    let signal = match suspension {
+        // sqlock catches SIGTSTP.
+        Suspension::Job => Signal::SIGTTOU,
+        Suspension::UntilForeground => Signal::SIGTTIN,
+    };
+    let _ = killpg(getpgrp(), signal);
 }
 
 fn open_stream(signal: Signal) -> Result<unix::Signal, Failure> {

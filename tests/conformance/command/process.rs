@@ -803,21 +803,39 @@ async fn command_of_nested_run_reads_terminal() {
     shell.ends_with(0).await;
 }
 
+/// A nested job that asked for the foreground may send SIGTTIN after it has it.
+#[tokio::test]
+async fn late_sigttin_does_not_stop_the_job() {
+    let fixture = CommandFixture::new().await;
+    let mut shell = Shell::start(&fixture, "", "read line; kill -TTIN $$; echo \"got $line\" >&3");
+    shell.terminal.keys("something\n");
+    assert_eq!(shell.report.line().await, "got something");
+    shell.ends_with(0).await;
+}
+
 #[tokio::test]
 async fn ctrl_z_and_fg_within_ttl_resume_command() {
-    ctrl_z_and_fg_within_the_ttl("").await;
+    ctrl_z_and_fg_within_the_ttl(COUNTER).await;
 }
 
 /// The command owns the terminal, and sqlock does not.
 #[tokio::test]
 async fn ctrl_z_and_fg_resume_terminal_reading_command() {
-    ctrl_z_and_fg_within_the_ttl("read line; ").await;
+    ctrl_z_and_fg_within_the_ttl(&format!("read line; {COUNTER}")).await;
 }
 
-async fn ctrl_z_and_fg_within_the_ttl(first: &str) {
+/// Ctrl-Z stops the command of the nested run. Both runs follow.
+#[tokio::test]
+async fn ctrl_z_and_fg_resume_command_of_nested_run() {
+    let reader = format!("read line; {COUNTER}");
+    let script = format!("trap : USR1\nreader=$(cat <<'END'\n{reader}\nEND\n)\n\"$SQLOCK\" run b -- sh -c \"$reader\"");
+    ctrl_z_and_fg_within_the_ttl(&script).await;
+}
+
+async fn ctrl_z_and_fg_within_the_ttl(script: &str) {
     let fixture = CommandFixture::new().await;
-    let mut shell = Shell::start(&fixture, "--ttl 1000", &format!("{first}{COUNTER}"));
-    if !first.is_empty() {
+    let mut shell = Shell::start(&fixture, "--ttl 1000", script);
+    if script.contains("read line") {
         shell.terminal.keys("something\n");
     }
     assert_eq!(shell.report.line().await, "up");

@@ -15,7 +15,7 @@ use crate::duration;
 use crate::exit::{self, Failure, Outcome};
 use crate::lease::HeldLease;
 use crate::process_list;
-use crate::signals::{self, Signals};
+use crate::signals::{self, Signals, Suspension};
 use crate::stderr::{self, quote};
 use nix::sys::signal::Signal;
 
@@ -442,12 +442,18 @@ impl Supervisor<'_> {
     /// shell expects of its job. Continues the command only if the lease is still held afterwards.
     fn follow_stop(&mut self, signal: i32, lease: &HeldLease) {
         let Ok(signal) = Signal::try_from(signal) else { return };
+        if !self.child.is_stopped() {
+            // It was continued before sqlock learned of the stop, for example by a forwarded SIGCONT.
+            return;
+        }
         match signal {
             // The command reads from or configures the terminal, which needs the foreground.
             Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_foreground() => {
                 self.terminal.save_modes();
                 self.terminal.set_foreground(self.child.group());
             }
+            // The signal was sent before the command got the foreground.
+            Signal::SIGTTIN if self.terminal.has_foreground(self.child.group()) => {}
             Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU if self.terminal.is_available() => {
                 let had_it = self.terminal.reclaim(self.child.group());
                 if signal != Signal::SIGTSTP && process_list::is_own_group_orphaned() {
@@ -458,7 +464,9 @@ impl Supervisor<'_> {
                     }
                     self.child.signal(Signal::SIGHUP);
                 } else if self.child.is_stopped() {
-                    signals::suspend();
+                    // A nested run sends SIGTTOU to its group, which has the foreground, after Ctrl-Z.
+                    let stops_job = signal == Signal::SIGTSTP || had_it;
+                    signals::suspend(if stops_job { Suspension::Job } else { Suspension::UntilForeground });
                 }
                 if had_it && lease.is_held() && self.terminal.is_foreground() {
                     self.terminal.set_foreground(self.child.group());

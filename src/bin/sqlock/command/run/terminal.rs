@@ -29,7 +29,12 @@ impl Terminal {
 
     /// Returns whether sqlock's process group is in the foreground.
     pub fn is_foreground(&self) -> bool {
-        self.foreground_group() == Some(getpgrp())
+        self.has_foreground(getpgrp())
+    }
+
+    /// Returns whether a group is in the foreground.
+    pub fn has_foreground(&self, group: Pid) -> bool {
+        self.file.as_ref().is_some_and(|terminal| tcgetpgrp(terminal) == Ok(group))
     }
 
     /// Puts a group into the foreground.
@@ -47,7 +52,7 @@ impl Terminal {
 
     /// Puts sqlock into the foreground if `group` is there, and returns whether it was.
     pub fn reclaim(&self, group: Pid) -> bool {
-        let had_it = self.foreground_group() == Some(group);
+        let had_it = self.has_foreground(group);
         if had_it {
             self.set_foreground(getpgrp());
         }
@@ -65,9 +70,5 @@ impl Terminal {
         if let (Some(terminal), Some(modes)) = (&self.file, &self.modes) {
             let _ = tcsetattr(terminal, SetArg::TCSANOW, modes);
         }
-    }
-
-    fn foreground_group(&self) -> Option<Pid> {
-        tcgetpgrp(self.file.as_ref()?).ok()
     }
 }
