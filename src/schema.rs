@@ -66,25 +66,44 @@ where
     DB::Connection: Migrate,
 {
     let migrator = migrator(files);
+    let attempt = async || match is_current(pool, &migrator).await? {
+        true => Ok(()),
+        false => migrator.run(pool).await,
+    };
     let start = Instant::now();
-    loop {
-        match attempt(pool, &migrator).await {
-            Ok(()) => return Ok(()),
-            Err(error) if start.elapsed() < retry_limit(&error) => pause().await,
-            Err(error) => return Err(into_error(error)),
-        }
+    while let Err(error) = attempt().await {
+        pause_if_passing(error, start).await?;
     }
+    Ok(())
 }
 
-async fn attempt<DB>(pool: &Pool<DB>, migrator: &Migrator) -> Result<(), MigrateError>
-where
-    DB: Database,
-    DB::Connection: Migrate,
-{
-    if is_current(pool, migrator).await? {
+/// As [`migrate`], in one transaction, which begins with a statement for its own settings.
+#[cfg(feature = "postgres")]
+pub(crate) async fn migrate_in_transaction(pool: &sqlx::PgPool, files: Files, settings: &'static str) -> Result<()> {
+    let migrator = migrator(files);
+    let attempt = async || {
+        if is_current(pool, &migrator).await? {
+            return Ok(());
+        }
+        let mut tx = pool.begin().await?;
+        sqlx::query(settings).execute(&mut *tx).await?;
+        migrator.run_direct(None, &mut *tx, false).await?;
+        Ok(tx.commit().await?)
+    };
+    let start = Instant::now();
+    while let Err(error) = attempt().await {
+        pause_if_passing(error, start).await?;
+    }
+    Ok(())
+}
+
+/// Pauses after an error that may pass, while it may. `start` is the time of the first attempt.
+async fn pause_if_passing(error: MigrateError, start: Instant) -> Result<()> {
+    if start.elapsed() < retry_limit(&error) {
+        pause().await;
         return Ok(());
     }
-    migrator.run(pool).await
+    Err(into_error(error))
 }
 
 /// Returns whether all migrations are applied. Only reads.

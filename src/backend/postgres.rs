@@ -149,11 +149,7 @@ impl Backend for PostgresBackend {
                 .connect_with((*self.options).clone())
                 .await
                 .map_err(schema::connect_error)?;
-            let found = sqlx::query(USE_SCHEMA_OF_TABLES).execute(&one).await;
-            let migrated = match found {
-                Ok(_) => schema::migrate(&one, schema::POSTGRES).await,
-                Err(error) => Err(Error::from_sqlx("migrate", error)),
-            };
+            let migrated = schema::migrate_in_transaction(&one, schema::POSTGRES, USE_SCHEMA_OF_TABLES).await;
             one.close().await;
             migrated
         })
@@ -182,11 +178,11 @@ impl PostgresStore {
     }
 }
 
-/// Makes the schema that has the tables the first of the search path. Otherwise tables that are
-/// missing there, or a history that this user may not read, would be created in another schema,
-/// which hides the tables from this user.
+/// Makes the schema that has the tables the first of the search path, for the transaction. Otherwise
+/// tables that are missing there, or a history that this user may not read, would be created in
+/// another schema, which hides the tables from this user.
 const USE_SCHEMA_OF_TABLES: &str = "
-SELECT set_config('search_path', quote_ident(n.nspname), false)
+SELECT set_config('search_path', quote_ident(n.nspname), true)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.oid = coalesce(to_regclass('sqlock_lease'), to_regclass('_sqlock_migrations'))
    AND n.nspname IS DISTINCT FROM current_schema()";

@@ -256,3 +256,24 @@ async fn fence_holds_behind_a_transaction_pooler() {
     let next = soon("the takeover", next).await.expect("no panic");
     assert!(next.token() > lease.token());
 }
+
+/// The tables are not in the first schema of the search path: a migration sets another path for its
+/// own transaction only.
+#[tokio::test]
+async fn migration_behind_a_pooler_changes_no_search_path() {
+    let pooled = Pooled::new(&[]).await;
+    let locks = pooled.locks().await;
+    locks.migrate().await.expect("migrate");
+    if DATABASE == Database::Postgres {
+        run(&pooled.direct, "CREATE SCHEMA AUTHORIZATION CURRENT_USER").await;
+    }
+    run(&pooled.direct, "DELETE FROM _sqlock_migrations WHERE version > 1").await;
+    let before = pooled.session_settings().await;
+    locks.migrate().await.expect("migrate again");
+    assert_eq!(pooled.session_settings().await, before);
+    if DATABASE == Database::Postgres {
+        let tables = "SELECT count(*) FROM pg_class WHERE relname IN ('sqlock_lease', '_sqlock_migrations')";
+        let tables: i64 = sqlx::query_scalar(tables).fetch_one(&pooled.direct).await.expect("the catalog");
+        assert_eq!(tables, 2, "no second set of tables");
+    }
+}
