@@ -18,7 +18,7 @@ pub use access::AccessError;
 #[cfg(feature = "mysql")]
 pub(crate) use access::unusable;
 pub use cause::{FenceError, LossCause, Overtaken, RowError};
-pub(crate) use fault::{Fault, if_readable, not_writable, reason};
+pub(crate) use fault::{Fault, if_exists, not_writable, reason};
 pub(crate) use report::{no_answer_within, report, rounded};
 
 /// The result of every fallible call of this crate.

@@ -582,6 +582,30 @@ async fn recreated_database_votes_after_the_ttl() {
     }
 }
 
+/// Its tables may be younger than the TTL.
+#[tokio::test]
+async fn database_with_unreadable_history_does_not_vote() {
+    let trio = Trio::shared().await;
+    let [node, other, ..] = &trio.nodes[..] else { panic!("three databases") };
+    let (_, schema) = node.url.rsplit_once("%3D").expect("a search path");
+    node.execute(&format!(
+        "CREATE ROLE {schema} LOGIN PASSWORD 'secret';
+         GRANT USAGE ON SCHEMA {schema} TO {schema};
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema};
+         REVOKE SELECT ON _sqlock_migrations FROM {schema}"
+    ))
+    .await;
+    let host = node.url.rsplit(['@', '/']).nth(1).expect("a host");
+    let database = node.url.rsplit('/').next().expect("a database");
+    let url = format!("postgres://{schema}:secret@{host}/{database}");
+    let quorum = Quorum::new([client(node.kind, &url), other.direct()]);
+    let refused = quorum.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await;
+    let error = refused.expect_err("one vote is missing").report().to_string();
+    assert!(error.contains("_sqlock_migrations"), "{error}");
+    trio.becomes_free("a").await;
+    node.execute(&format!("DROP OWNED BY {schema}; DROP ROLE {schema}")).await;
+}
+
 #[tokio::test]
 async fn two_databases_on_one_server_are_refused() {
     let trio = Trio::shared().await;

@@ -45,7 +45,7 @@ use super::{
     Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks, Store,
     StoreFuture, SweepRange, Swept,
 };
-use crate::error::{Error, Result, if_readable, not_writable};
+use crate::error::{Error, Result, if_exists, not_writable};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
@@ -255,7 +255,7 @@ impl AdminStore for MySqlStore {
                 // MariaDB has no identity of its own: two servers may have the same host name.
                 Flavor::MariaDb => None,
             };
-            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut self.conn).await)?.flatten();
+            let age: Option<i64> = if_exists(sqlx::query_scalar(AGE).fetch_one(&mut self.conn).await)?.flatten();
             // A clock that was set back makes the tables young.
             let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server, age })

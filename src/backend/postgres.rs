@@ -41,7 +41,7 @@ use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
     SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
 };
-use crate::error::{Error, Result, if_readable};
+use crate::error::{Result, if_exists};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
@@ -247,7 +247,7 @@ impl AdminStore for PostgresStore {
         Box::pin(async move {
             let conn = self.connection.connection().await?;
             let started = started_at(conn).await?;
-            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(conn).await)?.flatten();
+            let age: Option<i64> = if_exists(sqlx::query_scalar(AGE).fetch_one(conn).await)?.flatten();
             // A clock that was set back makes the tables young.
             let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server: Some(format!("PostgreSQL {started}")), age })

@@ -42,7 +42,7 @@ use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
     SessionLocks, Store, StoreFuture, SweepRange, Swept,
 };
-use crate::error::{Error, Result, if_readable};
+use crate::error::{Error, Result, if_exists};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
@@ -269,7 +269,7 @@ impl AdminStore for SqliteStore {
         Box::pin(async move {
             let mut conn = self.conn().await?;
             let file = file_of(&mut conn).await?;
-            let age: Option<i64> = if_readable(sqlx::query_scalar(AGE).fetch_one(&mut *conn).await)?.flatten();
+            let age: Option<i64> = if_exists(sqlx::query_scalar(AGE).fetch_one(&mut *conn).await)?.flatten();
             // A clock that was set back makes the tables young.
             let age = age.map(|age| Duration::from_secs(u64::try_from(age).unwrap_or(0)));
             Ok(Origin { server: (!file.is_empty()).then(|| format!("SQLite {file}")), age })

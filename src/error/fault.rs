@@ -153,12 +153,11 @@ impl Fault {
     }
 }
 
-/// Returns `None` for a table that does not exist or that the user may not read.
-pub(crate) fn if_readable<T>(read: Result<T, sqlx::Error>) -> Result<Option<T>, sqlx::Error> {
+/// Returns `None` for a table that does not exist.
+pub(crate) fn if_exists<T>(read: Result<T, sqlx::Error>) -> Result<Option<T>, sqlx::Error> {
     match read {
         Ok(value) => Ok(Some(value)),
         Err(error) if Fault::of(&error) == Fault::NoTable => Ok(None),
-        Err(error) if AccessError::of(&error) == Some(AccessError::NoRight) => Ok(None),
         Err(error) => Err(error),
     }
 }

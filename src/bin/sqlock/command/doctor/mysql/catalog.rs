@@ -141,7 +141,9 @@ pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: 
         }
         if table.name == HISTORY {
             if denied.contains(&"SELECT") {
-                let advice = format!("GRANT SELECT ON {HISTORY} to this user: only \"sqlock migrate\" reads it.");
+                let advice = format!(
+                    "GRANT SELECT ON {HISTORY} to this user: the votes of a quorum and \"sqlock migrate\" read it."
+                );
                 check = check.warn(format!("no SELECT on {HISTORY}"), advice);
             }
         } else {

@@ -167,7 +167,9 @@ pub fn check_rights(table_rows: &Rows, missing: bool, place: &Rows) -> Check {
         let denied: Vec<&str> = rights.filter(|(_, granted)| !parse_bool(granted)).map(|(right, _)| *right).collect();
         if name == HISTORY {
             if denied.contains(&"SELECT") {
-                let advice = format!("GRANT SELECT ON {name} to this user: only \"sqlock migrate\" reads it.");
+                let advice = format!(
+                    "GRANT SELECT ON {name} to this user: the votes of a quorum and \"sqlock migrate\" read it."
+                );
                 check = check.warn(format!("no SELECT on {name}"), advice);
             }
             continue;
