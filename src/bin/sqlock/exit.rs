@@ -148,6 +148,8 @@ impl From<sqlock::Error> for Failure {
             E::Timeout { .. } => NOT_OBTAINED,
             E::Lost { .. } => LOST,
             E::Unavailable { source: Some(source), .. } if is_permanent(source) => CONFIGURATION,
+            // For example a table that stays locked: it may pass like an outage.
+            E::Database { .. } if error.is_retryable() => UNREACHABLE,
             E::NotMigrated { .. }
             | E::Migrate(_)
             | E::NewerSchema { .. }

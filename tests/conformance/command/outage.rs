@@ -81,3 +81,24 @@ async fn timeout_runs_out_before_unreachable_is_reported() {
     assert!(start.elapsed() >= WAIT, "it gave up after {:?}: {}", start.elapsed(), ended.stderr);
     assert_eq!(ended.stdout, "");
 }
+
+/// As during VACUUM FULL or ALTER TABLE.
+#[tokio::test]
+async fn wait_with_timeout_survives_a_locked_table() {
+    let (lock, unlock) = match DATABASE {
+        Database::Postgres => ("BEGIN; LOCK TABLE sqlock_lease IN ACCESS EXCLUSIVE MODE", "ROLLBACK"),
+        Database::MySql | Database::MariaDb => ("LOCK TABLES sqlock_lease WRITE", "UNLOCK TABLES"),
+        // It locks files only, as the other tests do.
+        Database::Sqlite => return,
+    };
+    let fixture = CommandFixture::new().await;
+    fixture.db.locks().await.migrate().await.expect("migrate");
+    let mut conn = fixture.db.pool_of(1).await.acquire().await.expect("a connection");
+    sqlx::raw_sql(lock).execute(&mut *conn).await.expect("locked");
+    let waiter = fixture.start(&["-w", "10m", "a"], OBEDIENT);
+    waiter.stderr.shows("still waiting").await;
+    sqlx::raw_sql(unlock).execute(&mut *conn).await.expect("unlocked");
+    let waiter = waiter.up().await;
+    waiter.order("go");
+    waiter.end().await.expect(0);
+}
