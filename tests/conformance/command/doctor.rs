@@ -175,6 +175,8 @@ async fn wrong_table_definition_is_named_with_its_fault() {
     doctor(&db.url, 1).await.assert("tables", "warn", "the view sqlock_holders is missing");
     execute(&pool, "ALTER TABLE sqlock_lease DROP COLUMN label").await;
     doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_lease.label is missing");
+    execute(&pool, "ALTER TABLE sqlock_lease DROP COLUMN ttl").await;
+    doctor(&db.url, 1).await.assert("definitions", "fail", "sqlock_lease.ttl is missing");
 
     let drop_key: &[&str] = match DATABASE {
         Database::Postgres => &["ALTER TABLE sqlock_idem_step DROP CONSTRAINT sqlock_idem_step_pkey"],
