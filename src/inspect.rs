@@ -107,7 +107,7 @@ pub struct LeaseInfo {
 impl LeaseInfo {
     /// Returns `None` when the row is not held.
     pub(crate) fn of(listed: ListedHolder) -> Option<Self> {
-        let remaining = u64::try_from(listed.expires_at - listed.now).ok().filter(|us| *us > 0)?;
+        let remaining = u64::try_from(listed.expires_at.saturating_sub(listed.now)).ok().filter(|us| *us > 0)?;
         Some(Self {
             name: LockName::new(listed.name).ok()?,
             mode: Mode::of(listed.mode),
@@ -117,14 +117,21 @@ impl LeaseInfo {
             token: FencingToken::new(listed.token)?,
             label: listed.label,
             note: listed.note,
-            acquired_at: DateTime::from_timestamp_micros(listed.acquired_at)?,
-            expires_at: DateTime::from_timestamp_micros(listed.expires_at)?,
+            acquired_at: nearest_time(listed.acquired_at),
+            expires_at: nearest_time(listed.expires_at),
             remaining: Duration::from_micros(remaining),
             heartbeat_age: (listed.beat_at > 0)
                 .then(|| Duration::from_micros(u64::try_from(listed.now - listed.beat_at).unwrap_or(0))),
             waiters: u64::try_from(listed.waiters).unwrap_or(0),
         })
     }
+}
+
+/// Converts microseconds since 1970. A row written by hand may have a time that no `DateTime` has,
+/// and still keeps its name.
+fn nearest_time(micros: i64) -> DateTime<Utc> {
+    let limit = if micros < 0 { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC };
+    DateTime::from_timestamp_micros(micros).unwrap_or(limit)
 }
 
 /// A waiter in the queue of a name.
