@@ -1,8 +1,11 @@
 //! The holders of names on several independent databases, counted.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 use sqlock::inspect::LeaseInfo;
-use sqlock::{FencingToken, Owner};
+use sqlock::{FencingToken, LockName, Owner};
 
 /// An owner of a name, with its leases on some of the databases.
 pub struct Holder {
@@ -13,20 +16,18 @@ pub struct Holder {
 /// Merges the leases that the databases list: one owner of a name is one holder. The holders of a
 /// name follow each other, the holder on the most databases first.
 pub fn merge(leases: impl IntoIterator<Item = LeaseInfo>) -> Vec<Holder> {
-    let key = |held: &LeaseInfo| -> (String, Option<Owner>) { (held.name.as_str().into(), held.owner) };
-    let mut holders: Vec<Holder> = Vec::new();
+    let mut leases_by_holder: HashMap<(LockName, Option<Owner>), Vec<LeaseInfo>> = HashMap::new();
     for held in leases {
-        match holders.iter_mut().find(|holder| holder.leases.iter().any(|other| key(other) == key(&held))) {
-            Some(holder) => holder.leases.push(held),
-            None => holders.push(Holder { leases: vec![held] }),
-        }
+        leases_by_holder.entry((held.name.clone(), held.owner)).or_default().push(held);
     }
+    let mut holders: Vec<Holder> = leases_by_holder.into_values().map(|leases| Holder { leases }).collect();
     for holder in &mut holders {
-        holder.leases.sort_by_key(|held| std::cmp::Reverse(held.remaining));
+        holder.leases.sort_by_key(|held| Reverse(held.remaining));
     }
-    holders.sort_by(|a, b| {
-        let key = |holder: &Holder| (holder.leases[0].name.clone(), std::cmp::Reverse(holder.votes()));
-        key(a).cmp(&key(b))
+    holders.sort_by_cached_key(|holder| {
+        let lease = &holder.leases[0];
+        let owner = lease.owner.map(|owner| owner.to_string());
+        (lease.name.clone(), Reverse(holder.votes()), lease.acquired_at, owner)
     });
     holders
 }
