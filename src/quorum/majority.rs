@@ -16,6 +16,7 @@ use crate::lease::handle::Lease;
 use crate::lease::run::{first, race};
 use crate::name::LockName;
 use crate::owner::Owner;
+use crate::panics;
 use crate::token::FencingToken;
 
 /// The longest pause before a database without a lease is asked again, however long the TTL is.
@@ -251,13 +252,16 @@ impl Majority {
         let mut votes = self.votes.lock().unwrap_or_else(PoisonError::into_inner);
         if votes.status == Status::Held && votes.count() < self.needed {
             let cause = votes.cause();
-            if cause.is_ordered() {
-                tracing::info!(name = %self.name, token = %self.token, %cause, "a lease on a majority has ended");
-            } else {
-                tracing::warn!(name = %self.name, token = %self.token, %cause, "lost the majority for a lease");
-            }
             votes.status = Status::Lost(cause);
             self.ended.notify_waiters();
+            let _ = panics::caught(|| match cause.is_ordered() {
+                true => {
+                    tracing::info!(name = %self.name, token = %self.token, %cause, "a lease on a majority has ended")
+                }
+                false => {
+                    tracing::warn!(name = %self.name, token = %self.token, %cause, "lost the majority for a lease")
+                }
+            });
         }
         votes
     }

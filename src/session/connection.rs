@@ -9,6 +9,7 @@ use super::liveness::Liveness;
 use crate::backend::{SessionLocks, StoreFuture};
 use crate::clock::Moment;
 use crate::error::{Fault, LossCause, no_answer_within};
+use crate::panics;
 
 /// How often the connection proves that its session, or its directory of files, still exists.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -87,23 +88,24 @@ impl SessionConnection {
         let limit = if self.locked == 0 { ANSWER_WITHIN } else { liveness.remaining() };
         let (sent_at, sent) = (Moment::now(), Instant::now());
         let has_session = self.locks.session_timeout().is_some();
-        let answer = timeout(limit, statement(&mut *self.locks)).await;
-        match answer {
-            Ok(Ok(answer)) => {
-                liveness.confirm(sent_at);
-                self.confirmed_at = sent;
-                match liveness.loss() {
-                    None => Ok(answer),
-                    Some(_) => Err(Failure::Lost("the answer came too late".into())),
-                }
-            }
-            Ok(Err(error)) if !has_session => Err(Failure::Refused(error)),
-            Ok(Err(error @ sqlx::Error::Database(_))) if Fault::of(&error) != Fault::Severed => {
-                self.confirmed_at = sent;
+        let answer = match timeout(limit, panics::caught_in(statement(&mut *self.locks))).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panic)) => return Err(Failure::Lost(panics::reason(&panic))),
+            Err(_) => return Err(Failure::Lost(no_answer_within(limit))),
+        };
+        let answer = match answer {
+            Ok(answer) => Ok(answer),
+            Err(error) if !has_session => return Err(Failure::Refused(error)),
+            Err(error @ sqlx::Error::Database(_)) if Fault::of(&error) != Fault::Severed => {
                 Err(Failure::Refused(error))
             }
-            Ok(Err(error)) => Err(Failure::Lost(error.to_string())),
-            Err(_) => Err(Failure::Lost(no_answer_within(limit))),
+            Err(error) => return Err(Failure::Lost(error.to_string())),
+        };
+        liveness.confirm(sent_at);
+        self.confirmed_at = sent;
+        match liveness.loss() {
+            None => answer,
+            Some(_) => Err(Failure::Lost("the answer came too late".into())),
         }
     }
 
@@ -121,5 +123,79 @@ struct DisconnectGuard(Arc<Liveness>);
 impl Drop for DisconnectGuard {
     fn drop(&mut self) {
         self.0.end(LossCause::Disconnected);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as StdError;
+
+    use sqlx::error::{DatabaseError, ErrorKind};
+
+    use super::*;
+    use crate::name::LockName;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("out of shared memory")]
+    struct Refusal;
+
+    impl DatabaseError for Refusal {
+        fn message(&self) -> &str {
+            "out of shared memory"
+        }
+
+        fn as_error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn StdError + Send + Sync + 'static> {
+            self
+        }
+
+        fn kind(&self) -> ErrorKind {
+            ErrorKind::Other
+        }
+    }
+
+    /// A server whose lock table is full.
+    struct FullServer;
+
+    impl SessionLocks for FullServer {
+        fn session_timeout(&self) -> Option<Duration> {
+            Some(Duration::from_secs(15))
+        }
+
+        fn try_lock<'a>(&'a mut self, _: &'a LockName, _: bool) -> StoreFuture<'a, bool> {
+            Box::pin(async { Err(sqlx::Error::Database(Box::new(Refusal))) })
+        }
+
+        fn unlock<'a>(&'a mut self, _: &'a LockName, _: bool) -> StoreFuture<'a, bool> {
+            Box::pin(async { Ok(true) })
+        }
+
+        fn ping(&mut self) -> StoreFuture<'_, ()> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    /// Refusals that follow each other faster than the keep-alive leave no other proof.
+    #[tokio::test]
+    async fn refusal_proves_that_the_session_is_alive() -> Result<(), Box<dyn StdError>> {
+        let earlier = Moment::from_nanos(Moment::now().nanos() - 10_000_000_000);
+        let mut connection = SessionConnection::new(Box::new(FullServer), earlier);
+        assert!(connection.liveness().remaining() < Duration::from_secs(6));
+        let name = LockName::new("a")?;
+        let refused = connection.send(|locks| locks.try_lock(&name, false)).await;
+        assert!(matches!(refused, Err(Failure::Refused(_))));
+        assert!(connection.liveness().remaining() > Duration::from_secs(10));
+        Ok(())
     }
 }

@@ -14,8 +14,6 @@ pub(super) struct NameState {
     pub(super) backoff: Option<Backoff>,
     /// When the server is asked for the name again.
     pub(super) retry_at: Option<Instant>,
-    /// Since when the database has been unavailable.
-    pub(super) unavailable_since: Option<Instant>,
 }
 
 /// The holders of a name within this client.

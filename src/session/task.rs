@@ -22,10 +22,20 @@ use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
+use crate::panics;
 use crate::protocol::timing::CONNECT_WITHIN;
 
 /// The pauses between two requests for a name that another client holds.
 const RETRY_BACKOFF: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(50));
+
+/// A time in which requests were not answered.
+#[derive(Clone, Copy)]
+struct Outage {
+    /// When the first of these requests was begun.
+    since: Instant,
+    /// When the latest of them failed.
+    failed_at: Instant,
+}
 
 /// The task ends when every client and every lock has been dropped.
 pub(super) struct SessionTask {
@@ -35,6 +45,8 @@ pub(super) struct SessionTask {
     /// When to ask the server again, for each name that a caller waits for.
     schedule: BTreeSet<(Instant, LockName)>,
     connection: Option<SessionConnection>,
+    /// `None`: the last request was answered.
+    outage: Option<Outage>,
     /// Every request is refused.
     is_draining: bool,
     /// Notified when no lock is held.
@@ -44,7 +56,7 @@ pub(super) struct SessionTask {
 impl SessionTask {
     pub(super) fn new(backend: Arc<dyn Backend>, messages: WeakUnboundedSender<Message>) -> Self {
         let (names, schedule, drains) = (HashMap::new(), BTreeSet::new(), Vec::new());
-        Self { backend, messages, names, schedule, connection: None, is_draining: false, drains }
+        Self { backend, messages, names, schedule, connection: None, outage: None, is_draining: false, drains }
     }
 
     pub(super) async fn run(mut self, mut inbox: UnboundedReceiver<Message>) {
@@ -70,7 +82,7 @@ impl SessionTask {
                     if let Some(state) = self.names.get_mut(&name) {
                         state.waiters.retain(|waiter| !waiter.reply.is_closed());
                     }
-                    self.grant_waiters(&name).await;
+                    self.serve(&name).await;
                 }
                 Some(Message::Release { name, liveness, outcome }) => self.release(name, &liveness, outcome).await,
                 Some(Message::Drain(done)) => {
@@ -85,8 +97,10 @@ impl SessionTask {
                 }
                 None => return self.close(LossCause::Disconnected).await,
             }
-            // A full inbox must not delay due names.
-            if self.next_due().is_some_and(|due| due <= Instant::now()) {
+            // A full inbox must not delay due names. In an outage each of them takes seconds, and the
+            // messages are handled at once.
+            let may_run = self.outage.is_none() || inbox.is_empty();
+            if may_run && self.next_due().is_some_and(|due| due <= Instant::now()) {
                 self.run_due().await;
             }
         }
@@ -108,6 +122,10 @@ impl SessionTask {
             self.schedule.iter().take_while(|(due, _)| *due <= now).map(|(_, name)| name.clone()).collect();
         for name in due {
             self.grant_waiters(&name).await;
+            if self.outage.is_some() {
+                // Messages come first. The other names stay due.
+                return;
+            }
         }
     }
 
@@ -130,7 +148,15 @@ impl SessionTask {
             return;
         }
         state.waiters.push_back(waiter);
-        self.grant_waiters(&name).await;
+        self.serve(&name).await;
+    }
+
+    /// Grants a name to its waiters: now or, in an outage, after the messages that have arrived.
+    async fn serve(&mut self, name: &LockName) {
+        match self.outage {
+            None => self.grant_waiters(name).await,
+            Some(_) => self.schedule_name(name, Some(Instant::now())),
+        }
     }
 
     /// Grants a name to its waiters in order, until one of them has to wait.
@@ -217,12 +243,12 @@ impl SessionTask {
     fn fail_first(&mut self, name: &LockName, error: Error) -> Option<Instant> {
         let state = self.names.get_mut(name)?;
         let first = state.waiters.pop_front()?;
-        if !first.is_try {
-            let since = *state.unavailable_since.get_or_insert_with(Instant::now);
-            if matches!(error, Error::Unavailable { .. }) && since.elapsed() < OUTAGE_TOLERANCE {
-                state.waiters.push_front(first);
-                return Some(Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step());
-            }
+        let may_pass = self.outage.is_some_and(|outage| outage.since.elapsed() < OUTAGE_TOLERANCE);
+        if may_pass && !first.is_try {
+            state.waiters.push_front(first);
+            return Some(Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step());
+        }
+        if !may_pass {
             // Without this, each waiter would meet the same error, one after the other.
             let names = self.names.values_mut().filter(|_| error.concerns_all());
             for waiter in names.flat_map(|state| state.waiters.drain(..)) {
@@ -235,14 +261,20 @@ impl SessionTask {
 
     /// Asks the server for a name that no caller of this client holds.
     async fn request(&mut self, name: &LockName, shared: bool) -> Result<bool> {
+        let begun_at = Instant::now();
+        let answer = self.try_lock(name, shared).await;
+        let earlier = self.outage.filter(|outage| begun_at - outage.failed_at < OUTAGE_TOLERANCE);
+        self.outage = matches!(answer, Err(Error::Unavailable { .. }))
+            .then(|| Outage { since: earlier.map_or(begun_at, |outage| outage.since), failed_at: Instant::now() });
+        answer
+    }
+
+    async fn try_lock(&mut self, name: &LockName, shared: bool) -> Result<bool> {
         let mut is_reused = self.connection.is_some();
         loop {
             let connection = self.connect().await?;
             match connection.send(|locks| locks.try_lock(name, shared)).await {
-                Ok(is_granted) => {
-                    self.names.entry(name.clone()).or_default().unavailable_since = None;
-                    return Ok(is_granted);
-                }
+                Ok(is_granted) => return Ok(is_granted),
                 Err(Failure::Refused(error)) => return Err(Error::from_sqlx("acquire a session lock", error)),
                 // The loss of an old connection says nothing about a new one.
                 Err(Failure::Lost(_)) if is_reused => self.disconnect(),
@@ -260,14 +292,18 @@ impl SessionTask {
         let connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
-                let no_connection = || Error::Unavailable {
+                let no_connection = |reason| Error::Unavailable {
                     attempted: "open a connection for session locks",
-                    reason: format!("there was none within {CONNECT_WITHIN:?}"),
+                    reason,
                     source: None,
                 };
                 let requested_at = Moment::now();
-                let locks =
-                    timeout(CONNECT_WITHIN, self.backend.open_session_locks()).await.map_err(|_| no_connection())??;
+                let opening = panics::caught_in(self.backend.open_session_locks());
+                let locks = match timeout(CONNECT_WITHIN, opening).await {
+                    Ok(Ok(opened)) => opened?,
+                    Ok(Err(panic)) => return Err(no_connection(panics::reason(&panic))),
+                    Err(_) => return Err(no_connection(format!("there was none within {CONNECT_WITHIN:?}"))),
+                };
                 SessionConnection::new(locks, requested_at)
             }
         };
@@ -316,7 +352,7 @@ impl SessionTask {
         if let Some(reply) = reply {
             let _ = reply.send(outcome);
         }
-        self.grant_waiters(&name).await;
+        self.serve(&name).await;
     }
 
     /// Proves that the connection is alive, or closes it when no caller needs it.
@@ -356,7 +392,9 @@ impl SessionTask {
             return;
         };
         if connection.locked() > 0 {
-            tracing::warn!(locks = connection.locked(), "lost the connection that session locks live on");
+            let _ = panics::caught(|| {
+                tracing::warn!(locks = connection.locked(), "lost the connection that session locks live on");
+            });
         }
         drop(connection);
         // Waiters of this client ask for the lost names at once, in competition with other clients.

@@ -631,6 +631,23 @@ async fn unreachable_database_is_unavailable_not_held() {
 }
 
 #[tokio::test]
+async fn outage_ends_the_waits_for_all_names_together() {
+    if DATABASE == Database::Sqlite {
+        return; // Its locks are on files.
+    }
+    let db = empty().await;
+    let (proxy, url) = behind_a_proxy(&db.url);
+    let locks = builder(connect(&url, 1).await).build();
+    assert!(is_free(&locks, "a").await);
+    proxy.blackhole(Direction::Both);
+    let waiting: JoinSet<_> = (0..30).map(|i| locks.session(&format!("name/{i}")).acquire()).collect();
+    for answer in soon("the answers", waiting.join_all()).await {
+        assert!(matches!(answer, Err(Error::Unavailable { .. })), "{answer:?}");
+    }
+    soon("the shutdown", locks.shutdown()).await.expect("shutdown");
+}
+
+#[tokio::test]
 async fn wait_survives_the_loss_of_its_connection() {
     let mut db = empty().await;
     let witness = Witness::of(&mut db).await;
