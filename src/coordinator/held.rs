@@ -13,7 +13,7 @@ use super::report::end_span;
 use super::state::{LeaseSignals, Outbox, State};
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
 use crate::engine::{Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Verdict};
-use crate::error::LossCause;
+use crate::error::{Error, LossCause, Result, no_answer_within};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{LeaseId, Presence, Request, Response};
@@ -159,8 +159,8 @@ impl HeldLease {
         self.coordinator.doubt(self.name().clone());
     }
 
-    /// Asks the database whether it has the lease. `false`: it does not, or did not answer in time.
-    pub(crate) async fn is_held_in_database(&self) -> bool {
+    /// Asks the database whether it has the lease, for something that is attempted.
+    pub(crate) async fn is_held_in_database(&self, attempted: &'static str) -> Result<bool> {
         let (reply, answer) = oneshot::channel();
         let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
         self.coordinator.executor().submit_urgent(look, LOOK_WITHIN, |answer: crate::executor::Answer<Response>| {
@@ -168,8 +168,8 @@ impl HeldLease {
         });
         let is_held = |presence: &Presence| matches!(presence, Presence::Holding { remaining: Some(_), .. });
         match timeout(LOOK_WITHIN, answer).await {
-            Ok(Ok(Ok(Response::Polled(Some(polled))))) => polled.presences.iter().any(is_held),
-            _ => false,
+            Ok(Ok(Ok(Response::Polled(polled)))) => Ok(polled.iter().flat_map(|p| &p.presences).any(is_held)),
+            _ => Err(Error::Unavailable { attempted, reason: no_answer_within(LOOK_WITHIN), source: None }),
         }
     }
 

@@ -73,7 +73,7 @@ impl Lease {
             Ok(FenceOutcome::Superseded) => {
                 // Looks the lease up at once, so that its other users learn of the loss.
                 held.doubt();
-                if held.is_held_in_database().await {
+                if held.is_held_in_database("fence a transaction").await? {
                     return Err(Error::Fence(FenceError::OtherDatabase));
                 }
                 Err(self.loss_error(LossCause::Superseded))

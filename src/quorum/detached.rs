@@ -50,7 +50,7 @@ impl QuorumLease {
         self.majority.check()?;
         let leases = self.majority.take_leases()?;
         let token = leases.iter().map(Lease::token).fold(self.token(), Ord::max);
-        let asked = leases.len();
+        let databases = leases.len();
         let mut raises = JoinSet::new();
         for lease in leases {
             let within = self.node_timeout;
@@ -64,7 +64,7 @@ impl QuorumLease {
         let raised: Vec<Lease> = raises.join_all().await.into_iter().flatten().collect();
         let needed = self.majority.needed;
         if raised.len() < needed {
-            let reason = format!("{} of {asked} databases have its token, and {needed} must", raised.len());
+            let reason = format!("{} of {databases} databases have its token, and {needed} must", raised.len());
             return Err(Error::Unavailable { attempted: "detach a lease", reason, source: None });
         }
         if raised.iter().filter(|lease| lease.is_held()).count() < needed {
@@ -99,7 +99,8 @@ impl QuorumLease {
 impl Quorum {
     /// Makes the lease with this token last at least `ttl` from now on a majority, in any process:
     /// for a [detached](QuorumLease::detach) lease. Returns `false` when the token no longer holds
-    /// the name on a majority. See [`Locks::extend`].
+    /// the name on a majority; what is left of the lease elsewhere may then last for `ttl`, unless
+    /// [`evict`](Self::evict) ends it. See [`Locks::extend`].
     ///
     /// A `ttl` above that of the requests for the name needs [`rejoin_after`](Self::rejoin_after)
     /// in all of its clients: a database that has lost its data votes again after their TTL.

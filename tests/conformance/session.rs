@@ -640,7 +640,7 @@ async fn outage_ends_the_waits_for_all_names_together() {
     let locks = builder(connect(&url, 1).await).build();
     assert!(is_free(&locks, "a").await);
     proxy.blackhole(Direction::Both);
-    let waiting: JoinSet<_> = (0..30).map(|i| locks.session(&format!("name/{i}")).acquire()).collect();
+    let waiting: JoinSet<_> = (0..30).map(|i| locks.session(format!("name/{i}")).acquire()).collect();
     for answer in soon("the answers", waiting.join_all()).await {
         assert!(matches!(answer, Err(Error::Unavailable { .. })), "{answer:?}");
     }
