@@ -75,7 +75,7 @@ pub(crate) const MAX_INEFFECTIVE_RELEASES: u32 = 16;
 
 /// When the TTL of a grant by another client is raised. A lease released earlier needs no such
 /// statement.
-const RAISE_AFTER: Duration = Duration::from_millis(200);
+const EXTEND_AFTER: Duration = Duration::from_millis(200);
 
 /// The lower and upper bound of the time that the answer to a heartbeat may take.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
@@ -131,7 +131,7 @@ pub(crate) struct Engine {
     /// When the entries of all names are polled, after a notification without a name.
     poll_all_at: Option<Moment>,
     /// The earliest moment of the next poll of all names.
-    polled_all_until: Moment,
+    poll_all_not_before: Moment,
     wakes: HashMap<LockName, Moment>,
     /// The last acquisition of this client, for each name that has nothing else to do.
     ended: HashMap<LockName, Ended>,
@@ -178,7 +178,7 @@ impl Engine {
             unsettled: 0,
             queued: BTreeSet::new(),
             poll_all_at: None,
-            polled_all_until: Moment::default(),
+            poll_all_not_before: Moment::default(),
             wakes: HashMap::new(),
             ended: HashMap::new(),
             timeouts: Timeouts::default(),
@@ -215,7 +215,7 @@ impl Engine {
             Event::Evicted { name, token } => self.evicted(now, &name, token),
             Event::Doubted { name } => self.doubt(now, &name),
             Event::Notified { name: Some(name) } => self.notified(now, &name),
-            Event::Notified { name: None } => self.poll_all_at = Some(now.max(self.polled_all_until)),
+            Event::Notified { name: None } => self.poll_all_at = Some(now.max(self.poll_all_not_before)),
             Event::Tick => {}
             Event::Close => self.close(now),
         }
@@ -327,13 +327,13 @@ impl Engine {
         }
         self.poll_all_at = None;
         let names = self.queued.clone();
-        self.polled_all_until = now + POLL_EACH * u32::try_from(names.len()).unwrap_or(u32::MAX);
+        self.poll_all_not_before = now + POLL_EACH * u32::try_from(names.len()).unwrap_or(u32::MAX);
         names.iter().for_each(|name| self.notified(now, name));
     }
 
-    /// Releases a lease. `keeps`: the name stays taken until the requested minimum hold time is
+    /// Releases a lease. `honours_hold_time`: the name stays taken until the requested minimum hold time is
     /// over.
-    fn release(&mut self, now: Moment, lease: LeaseKey, keeps: bool) {
+    fn release(&mut self, now: Moment, lease: LeaseKey, honours_hold_time: bool) {
         let Some((name, id)) = self.leases.remove(&lease) else {
             // The lease was lost just before, and its holder may wait for a verdict.
             let verdict = Verdict::Lost(LossCause::Expired);
@@ -345,7 +345,7 @@ impl Engine {
         if let HoldingState::Held(leases) = &mut holding.state {
             let released: Vec<_> = leases.extract_if(.., |other| other.key == lease).collect();
             if leases.is_empty() {
-                holding.begin_release(now, &released, Some(lease), keeps);
+                holding.begin_release(now, &released, Some(lease), honours_hold_time);
             } else {
                 holding.leaving.push(lease);
             }

@@ -126,8 +126,9 @@ impl Engine {
         self.admit(now, name, id);
     }
 
-    /// Handles the answer that a holding still exists, with this token.
-    pub(super) fn looked_up(&mut self, now: Moment, name: &LockName, id: LeaseId, token: FencingToken) {
+    /// Settles an amendment that the store refused, after a look: the holding still exists, with this
+    /// token.
+    pub(super) fn settle_refused_amendment(&mut self, now: Moment, name: &LockName, id: LeaseId, token: FencingToken) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -164,8 +165,8 @@ impl Engine {
 impl super::Holding {
     /// Whether this lease alone has the holding.
     pub(super) fn is_only(&self, lease: LeaseKey) -> bool {
-        let is_alone =
+        let has_one_lease =
             matches!(&self.state, HoldingState::Held(leases) if matches!(&leases[..], [only] if only.key == lease));
-        is_alone && self.leaving.is_empty()
+        has_one_lease && self.leaving.is_empty()
     }
 }

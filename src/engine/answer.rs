@@ -117,7 +117,7 @@ impl Engine {
             }
             Joined::Locked => {
                 let waiter = self.names.get_mut(name).and_then(|state| state.waiter(id));
-                waiter.into_iter().for_each(|waiter| waiter.ask_at = now + WHILE_LOCKED);
+                waiter.into_iter().for_each(|waiter| waiter.retry_at = now + WHILE_LOCKED);
             }
             Joined::NotHeld => self.not_joined(now, name, id),
         }
@@ -186,23 +186,23 @@ impl Engine {
         };
         holding.epoch = epoch;
         holding.is_doubted = false;
-        let requested_until = polled.map_or(0, |polled| polled.row.asked);
+        let requested_up_to = polled.map_or(0, |polled| polled.row.asked);
         for lease in holding.leaving.drain(..looking_for) {
             self.actions.push(Action::Released { lease, verdict: Verdict::Held });
         }
-        self.looked_up(now, name, id, token);
-        self.note_asked(name, requested_until);
+        self.settle_refused_amendment(now, name, id, token);
+        self.note_release_requests(name, requested_up_to);
     }
 
     /// Notes that the holders of tokens up to this one were asked to release the name.
-    pub(super) fn note_asked(&mut self, name: &LockName, token: i64) {
+    pub(super) fn note_release_requests(&mut self, name: &LockName, token: i64) {
         let Some(state) = self.names.get_mut(name).filter(|_| !is_on(Mutation::ForgetAsked)) else {
             return;
         };
-        state.asked_up_to = state.asked_up_to.max(token);
-        let is_meant = |holding: &&mut Holding| !holding.is_asked && holding.first_token().get() <= token;
+        state.release_requested_up_to = state.release_requested_up_to.max(token);
+        let is_meant = |holding: &&mut Holding| !holding.is_release_requested && holding.first_token().get() <= token;
         for holding in state.holdings.iter_mut().filter(is_meant) {
-            holding.is_asked = true;
+            holding.is_release_requested = true;
             if let HoldingState::Held(leases) = &holding.state {
                 self.actions.extend(leases.iter().map(|lease| Action::ReleaseRequested { lease: lease.key }));
             }
@@ -272,12 +272,12 @@ impl Engine {
                 let epoch = waiter.granted_in.unwrap_or(granting.epoch);
                 self.granted(now, name, id, Granting { epoch, ..granting });
             }
-            Amended::Locked => waiter.ask_at = now + WHILE_LOCKED,
+            Amended::Locked => waiter.retry_at = now + WHILE_LOCKED,
             Amended::NotHeld if waiter.resumes.is_none() => self.requeue(now, name, id, WaiterState::Refused, false),
             // An abandoned resumption may be about to restore the identity of the lease, once its
             // row is no longer locked.
             Amended::NotHeld if waiter.unknown < MAX_UNKNOWN_ANSWERS => {
-                waiter.ask_at = now + WHILE_LOCKED * (1 << waiter.unknown);
+                waiter.retry_at = now + WHILE_LOCKED * (1 << waiter.unknown);
                 waiter.unknown += 1;
             }
             Amended::NotHeld => {

@@ -53,21 +53,22 @@ impl Engine {
         self.waiters.remove(&waiter.id);
         self.timeouts.remove(&waiter);
         state.queue_pace = None;
-        let is_asked = state.asked_up_to >= token.get();
+        let is_release_requested = state.release_requested_up_to >= token.get();
         let (is_adopted, lingers) = (waiter.adopts(), waiter.lingers || may_linger);
-        let mut holding = Holding { is_adopted, is_asked, lingers, ..Holding::granted(now, waiter.claim, &granting) };
+        let mut holding =
+            Holding { is_adopted, is_release_requested, lingers, ..Holding::granted(now, waiter.claim, &granting) };
         if holding.is_kept {
             self.heartbeat.keep(since, ttl);
         }
         let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);
-        let alone = holding.claim.mode == Mode::Exclusive;
+        let is_exclusive = holding.claim.mode == Mode::Exclusive;
         state.holdings.push(holding);
-        self.report(waiter.id, grant, is_asked);
+        self.report(waiter.id, grant, is_release_requested);
         self.admit(now, name, id);
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        let is_taken = |mode| mode == Mode::Exclusive || alone;
+        let is_taken = |mode| mode == Mode::Exclusive || is_exclusive;
         let refused = state.tries().filter(|waiter| is_taken(waiter.claim.mode));
         let refused: Vec<(WaiterId, Refusal)> = refused.map(|waiter| (waiter.id, waiter.refusal())).collect();
         for (waiter, refusal) in refused {
@@ -97,17 +98,17 @@ impl Engine {
             let holding = &mut state.holdings[i];
             holding.want(now, other.claim.ttl, other.claim.is_kept);
             let grant = enter(holding, now, other.hold_time, &mut self.next_lease);
-            let is_asked = holding.is_asked;
-            self.report(other.id, grant, is_asked);
+            let is_release_requested = holding.is_release_requested;
+            self.report(other.id, grant, is_release_requested);
         }
     }
 
-    /// Grants a lease to its caller. `is_asked`: the holder was asked earlier to release it.
-    pub(super) fn report(&mut self, waiter: WaiterId, grant: Grant, is_asked: bool) {
+    /// Grants a lease to its caller. `is_release_requested`: the holder was asked earlier to release it.
+    pub(super) fn report(&mut self, waiter: WaiterId, grant: Grant, is_release_requested: bool) {
         let lease = grant.lease;
         self.leases.insert(lease, (grant.name.clone(), grant.id));
         self.actions.push(Action::Granted { waiter, grant });
-        if is_asked && !is_on(Mutation::TellFirstOnly) {
+        if is_release_requested && !is_on(Mutation::TellFirstOnly) {
             self.actions.push(Action::ReleaseRequested { lease });
         }
     }
@@ -249,7 +250,7 @@ impl Engine {
             state.withdraw_forgotten(now, client, &row, &[]);
         }
         if !is_on(Mutation::ForgetAskedGrant) {
-            self.note_asked(name, row.asked);
+            self.note_release_requests(name, row.asked);
         }
         // In the store, the entries of one client may stand in another order: a request may have
         // been sent twice.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::action::{Amendment, HoldTime, LeaseKey, Verdict};
 use super::heartbeat::{Epoch, Heartbeat};
 use super::withdrawal::FIRST_PAUSE;
-use super::{Granting, MAX_INEFFECTIVE_RELEASES, RAISE_AFTER};
+use super::{EXTEND_AFTER, Granting, MAX_INEFFECTIVE_RELEASES};
 use crate::clock::{Moment, reliance};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -72,7 +72,7 @@ pub(super) struct Holding {
     /// A caller suspects that the holding has ended.
     pub(super) is_doubted: bool,
     /// Its release was requested, and its leases were notified.
-    pub(super) is_asked: bool,
+    pub(super) is_release_requested: bool,
     /// The holding was taken over unchanged from another process.
     pub(super) is_adopted: bool,
     /// The holding was added to a holding of the owner elsewhere, so it is stored as an entry of
@@ -101,7 +101,7 @@ pub(super) struct Holding {
     /// A request that ends the holding may have taken effect without an answer.
     pub(super) may_have_ended: bool,
     /// No entry that waits for its end had expired when the name was read.
-    pub(super) is_read: bool,
+    pub(super) is_queue_checked: bool,
     /// Requested changes, in order.
     pub(super) amendments: VecDeque<Amending>,
     /// Leases that were released while other leases share the holding. Their verdict follows when
@@ -123,7 +123,7 @@ impl Holding {
             token,
             former_tokens: Vec::new(),
             is_doubted: false,
-            is_asked: false,
+            is_release_requested: false,
             is_adopted: false,
             is_joined: false,
             state: HoldingState::Held(Vec::new()),
@@ -131,14 +131,14 @@ impl Holding {
             ttl,
             deadline: since + relied_on(lasts),
             epoch,
-            extend_at: (ttl < claim.ttl).then(|| now + RAISE_AFTER),
+            extend_at: (ttl < claim.ttl).then(|| now + EXTEND_AFTER),
             again_at: now,
             look_at: None,
             pause: FIRST_PAUSE,
             ineffective_releases: 0,
             lingers: may_linger,
             may_have_ended: false,
-            is_read: false,
+            is_queue_checked: false,
             amendments: VecDeque::new(),
             leaving: Vec::new(),
             looking_for: None,
@@ -147,10 +147,16 @@ impl Holding {
     }
 
     /// Begins the release of a holding, whose last leases were `last`. The holder of `lease` waits
-    /// for the verdict. Without `keeps`, the name is free at once.
-    pub(super) fn begin_release(&mut self, now: Moment, last: &[LocalLease], lease: Option<LeaseKey>, keeps: bool) {
-        let kept = last.iter().filter(|_| keeps).map(|lease| lease.keeps_until.since(now));
-        let keep_for = kept.max().unwrap_or_default();
+    /// for the verdict. Without `honours_hold_time`, the name is free at once.
+    pub(super) fn begin_release(
+        &mut self,
+        now: Moment,
+        last: &[LocalLease],
+        lease: Option<LeaseKey>,
+        honours_hold_time: bool,
+    ) {
+        let hold_times = last.iter().filter(|_| honours_hold_time).map(|lease| lease.keeps_until.since(now));
+        let keep_for = hold_times.max().unwrap_or_default();
         self.state = HoldingState::Releasing { lease, keep_for, by_transition: false };
         (self.again_at, self.pause) = (now, FIRST_PAUSE);
     }
@@ -235,7 +241,7 @@ impl Holding {
 
     /// Whether the release of the holding may pass over entries that were not read.
     pub(super) fn may_pass_over_entries(&self) -> bool {
-        self.claim.mode == Mode::Exclusive && !self.is_joined && !self.is_read
+        self.claim.mode == Mode::Exclusive && !self.is_joined && !self.is_queue_checked
     }
 
     /// Whether another lease of its owner may share the holding, whatever that lease asks for.

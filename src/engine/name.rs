@@ -79,7 +79,7 @@ pub(super) struct Name {
     /// come before the answer to the request that adds the entry.
     pub(super) is_notified: bool,
     /// The highest known token whose holder was asked to release the name.
-    pub(super) asked_up_to: i64,
+    pub(super) release_requested_up_to: i64,
     /// Other clients are known to wait for the name.
     pub(super) is_wanted: bool,
     /// How often in a row a decision was overtaken.
@@ -146,7 +146,7 @@ impl Name {
     /// needs has been in flight for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
-        let is_asked = |waiter: &Waiter| match waiter.state {
+        let waits_for_answer = |waiter: &Waiter| match waiter.state {
             WaiterState::New => {
                 let is_first = self.first().is_some_and(|first| first.id == waiter.id);
                 let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SILENCE);
@@ -154,7 +154,7 @@ impl Name {
             }
             _ => is_silent(LONG_SILENCE),
         };
-        self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || is_asked(waiter)))
+        self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || waits_for_answer(waiter)))
     }
 
     /// Returns the places of the waiters that may have an entry in the store: the first ones behind
@@ -230,9 +230,10 @@ impl Name {
         };
         let entries = entries.iter().filter(|entry| entry.client == Some(client));
         let stored: Vec<_> = entries.map(|entry| (entry.id, entry.state)).chain(in_row).collect();
-        let is_kept = |exported: &Exported| stored.contains(&(exported.id, EntryState::Holding(exported.token.get())));
+        let is_stored =
+            |exported: &Exported| stored.contains(&(exported.id, EntryState::Holding(exported.token.get())));
         let missed = self.foremost().filter_map(|waiter| {
-            let exported = waiter.resumes.filter(is_kept)?;
+            let exported = waiter.resumes.filter(is_stored)?;
             let is_detached = self.detachments.iter().any(|detachment| detachment.id == exported.id);
             (!is_detached).then(|| (Claim { id: exported.id, ..waiter.claim.clone() }, exported.token))
         });
@@ -321,11 +322,11 @@ impl Name {
         let timeouts = self.withdrawals.iter().filter_map(|withdrawal| withdrawal.timed_out).map(|(_, at)| at);
         let detachments = self.detachments.iter().map(|detachment| detachment.due);
         let polls = self.poll_at.filter(|_| self.has_entries());
-        let asks = self.foremost().chain(self.first()).map(|waiter| waiter.ask_at);
+        let retries = self.foremost().chain(self.first()).map(|waiter| waiter.retry_at);
         holdings
             .chain(withdrawals)
             .chain(detachments)
-            .chain(asks)
+            .chain(retries)
             .chain(self.read_at)
             .chain(polls)
             .filter(move |_| is_idle)

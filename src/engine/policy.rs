@@ -39,8 +39,8 @@ pub(crate) fn decide(
 ) -> Decision {
     let row = &queue.row;
     let given_up = given_up.filter(|given| row.holder == Holder::Lease(given.id) && row.token == given.token.get());
-    let is_alone = matches!(row.holder, Holder::Lease(_) | Holder::Kept);
-    if is_alone && given_up.is_none() && row.remaining.is_some() {
+    let row_names_holder = matches!(row.holder, Holder::Lease(_) | Holder::Kept);
+    if row_names_holder && given_up.is_none() && row.remaining.is_some() {
         return Decision::Wait(row.remaining);
     }
     let is_live =

@@ -26,7 +26,7 @@ impl Engine {
         released: Released,
         granting: impl Fn(FencingToken, Duration) -> Granting,
     ) {
-        let gives_up = self.gives_up(now);
+        let stops_repeating = self.stops_repeating(now);
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -65,7 +65,7 @@ impl Engine {
                 holding.release_by_transition(next.is_none());
                 state.is_wanted = true;
             }
-            Released::Locked if gives_up => {
+            Released::Locked if stops_repeating => {
                 let failure = Failure::locked(name);
                 self.conclude(now, name, Some(id), Verdict::Failed(failure));
             }
@@ -142,7 +142,7 @@ impl Engine {
 
     pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {
         self.refuse_timed_out(now, name, Some(id));
-        let (closes, gives_up) = (self.is_closing(), self.gives_up(now));
+        let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -163,7 +163,7 @@ impl Engine {
                     state.read_at = Some(now);
                 }
             }
-            Withdrawn::Locked if gives_up => {
+            Withdrawn::Locked if stops_repeating => {
                 state.withdrawals.remove(i);
             }
             Withdrawn::Locked => {}
@@ -171,7 +171,7 @@ impl Engine {
     }
 
     /// Whether the client closes and no longer repeats statements that meet a row lock.
-    pub(super) fn gives_up(&self, now: Moment) -> bool {
+    pub(super) fn stops_repeating(&self, now: Moment) -> bool {
         self.closing_since.is_some_and(|since| since + CLOSES_WITHIN <= now)
     }
 }

@@ -63,7 +63,7 @@ impl Name {
             self.poll_at = Some(now);
         }
         if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
-            return Some(self.give_back(name, now, is_steady, holding));
+            return Some(self.end_statement(name, now, is_steady, holding));
         }
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
@@ -96,7 +96,7 @@ impl Name {
         if self.read_at.is_some_and(|due| due <= now) {
             return Some(read(name, None));
         }
-        if let Some(step) = self.ask(name, now) {
+        if let Some(step) = self.next_for_waiters(name, now) {
             return Some(step);
         }
         let due = |holding: &&Holding| holding.extend_at.is_some_and(|at| at.max(holding.again_at) <= now);
@@ -106,7 +106,7 @@ impl Name {
     }
 
     /// Returns the statement that ends a holding.
-    fn give_back(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
+    fn end_statement(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
         let (id, token) = (holding.id(), holding.token);
         let keep_for = match holding.state {
             // The statement would pass over entries that only seem to be dead.
@@ -118,12 +118,12 @@ impl Name {
             HoldingState::Releasing { by_transition: false, keep_for, .. } => keep_for,
             _ => return read(name, Some(id)),
         };
-        let is_alone = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
+        let can_hand_on = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
         let first = self.waiters.iter().find(|waiter| !waiter.tries());
-        let hands_on = is_alone && !self.is_wanted && !holding.is_joined;
+        let hands_on = can_hand_on && !self.is_wanted && !holding.is_joined;
         let next = first.filter(|waiter| hands_on && waiter.can_follow());
         // The entry of this client's next waiter takes its turn among the entries of other clients.
-        if is_alone
+        if can_hand_on
             && next.is_none()
             && let Some(enqueue) = self.enqueue(now)
         {
@@ -134,10 +134,10 @@ impl Name {
     }
 
     /// Returns the statement that the waiters need.
-    fn ask(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
+    fn next_for_waiters(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
         // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for
         // earlier waiters.
-        let confirmed = self.foremost().filter(|waiter| waiter.ask_at <= now).find_map(|waiter| match waiter.state {
+        let confirmed = self.foremost().filter(|waiter| waiter.retry_at <= now).find_map(|waiter| match waiter.state {
             WaiterState::Granted(token) => Some((waiter.claim.id, waiter.confirmation(token))),
             _ => None,
         });
@@ -149,12 +149,12 @@ impl Name {
         let holder = self.holdings.iter().find(|h| h.claim.mode == Mode::Exclusive).map(|h| h.claim.owner);
         let joins = |waiter: &&Waiter| {
             let can_join = waiter.resumes.is_some() || holder.is_none_or(|holder| holder == waiter.claim.owner);
-            waiter.may_join && can_join && !waiter.is_queued() && waiter.ask_at <= now
+            waiter.may_join && can_join && !waiter.is_queued() && waiter.retry_at <= now
         };
         if let Some(waiter) = self.foremost().find(joins) {
             return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
         }
-        if self.candidate().is_some_and(|waiter| waiter.tries() && waiter.ask_at <= now) && !self.is_held_alone() {
+        if self.candidate().is_some_and(|waiter| waiter.tries() && waiter.retry_at <= now) && !self.is_held_alone() {
             self.read_at = Some(now);
             return Some(read(name, None));
         }

@@ -53,19 +53,19 @@ impl Engine {
         let (claim_id, client, holder) = (self.new_id(), self.heartbeat.client, self.holder.clone());
         let state = self.names.entry(wish.name.clone()).or_default();
         let Wish { name, owner, mode, ttl, is_kept, hold_time, label, wait_mode, .. } = wish;
-        let is_alone = mode == Mode::Exclusive;
-        let held = state.holdings.iter_mut().find(|h| h.can_be_entered() && h.claim.owner == owner && is_alone);
+        let is_exclusive = mode == Mode::Exclusive;
+        let held = state.holdings.iter_mut().find(|h| h.can_be_entered() && h.claim.owner == owner && is_exclusive);
         if let Some(holding) = held {
             if holding.token != exported.token {
                 return self.refuse(id, Refusal::Lost);
             }
             holding.want(now, ttl, is_kept);
             let grant = enter(holding, now, hold_time, &mut self.next_lease);
-            let is_asked = holding.is_asked;
-            self.report(id, grant, is_asked);
+            let is_release_requested = holding.is_release_requested;
+            self.report(id, grant, is_release_requested);
             return self.advance(now, &name);
         }
-        let waiter_state = if is_alone { WaiterState::New } else { WaiterState::Granted(exported.token) };
+        let waiter_state = if is_exclusive { WaiterState::New } else { WaiterState::Granted(exported.token) };
         let waiter = Waiter {
             id,
             claim: Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label },
@@ -75,9 +75,9 @@ impl Engine {
             wait_mode,
             state: waiter_state,
             lingers: false,
-            may_join: is_alone,
+            may_join: is_exclusive,
             resumes: Some(exported),
-            ask_at: now,
+            retry_at: now,
             granted_in: None,
             unknown: 0,
             is_reported: true,
@@ -138,7 +138,7 @@ impl Engine {
 
     /// Handles the answer to the detachment of an exported lease.
     pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: LeaseId, amended: Option<Amended>) {
-        let (closes, gives_up) = (self.is_closing(), self.gives_up(now));
+        let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -149,7 +149,7 @@ impl Engine {
                 let is_repeated = |other: &Detachment| !closes && other.until.is_some_and(|until| until > now);
                 state.detachments.retain(|other| other.id != id || is_repeated(other));
             }
-            Some(Amended::Locked) if gives_up => state.detachments.retain(|other| other.id != id),
+            Some(Amended::Locked) if stops_repeating => state.detachments.retain(|other| other.id != id),
             // Without the heartbeat of a closed client, the lease ends after its TTL at the latest.
             None if closes => state.detachments.clear(),
             Some(Amended::Locked) | None => {}

@@ -39,7 +39,7 @@ impl Engine {
             return;
         };
         if !is_on(Mutation::ForgetAskedGrant) {
-            self.note_asked(name, queue.row.asked);
+            self.note_release_requests(name, queue.row.asked);
         }
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -93,7 +93,7 @@ impl Engine {
         if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
             holding.release_by_transition(false);
             // There are no entries.
-            holding.is_read = true;
+            holding.is_queue_checked = true;
         }
         for waiter in &mut state.waiters {
             waiter.state = match waiter.state {
@@ -124,10 +124,10 @@ impl Engine {
             let again_at = self.steady_at.max(now + POLL_FIRST);
             state.read_at = Some(again_at);
             state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.again_at = again_at);
-            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.ask_at = again_at);
+            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.retry_at = again_at);
             return;
         }
-        given_up.and_then(|id| state.holding(id)).into_iter().for_each(|holding| holding.is_read = true);
+        given_up.and_then(|id| state.holding(id)).into_iter().for_each(|holding| holding.is_queue_checked = true);
         // A waiter whose owner shares the name gets its turn at once.
         let others_wait = queue.waiting().next().is_some() || state.waiters.len() > 1;
         if others_wait && owner_shares {

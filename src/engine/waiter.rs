@@ -42,7 +42,7 @@ pub(super) struct Waiter {
     /// The epoch in which a grant by another client was read.
     pub(super) granted_in: Option<Epoch>,
     /// When to ask the store again, after a locked row.
-    pub(super) ask_at: Moment,
+    pub(super) retry_at: Moment,
     /// How often the store did not know the lease that the waiter takes over.
     pub(super) unknown: u32,
     /// Whether the wait was reported to the caller.

@@ -38,8 +38,8 @@ impl Engine {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
                     holding.want(now, ttl, is_kept);
                     let grant = enter(holding, now, hold_time, &mut self.next_lease);
-                    let is_asked = holding.is_asked;
-                    self.report(id, grant, is_asked);
+                    let is_release_requested = holding.is_release_requested;
+                    self.report(id, grant, is_release_requested);
                     return self.advance(now, &name);
                 }
                 (Mode::READ, Mode::Exclusive) => return self.refuse(id, Refusal::Conversion { name }),
@@ -64,7 +64,7 @@ impl Engine {
             // The first waiter's refusal shows the owner.
             may_join: reenters && !state.waiters.is_empty(),
             resumes: None,
-            ask_at: now,
+            retry_at: now,
             granted_in: None,
             unknown: 0,
             is_reported: false,

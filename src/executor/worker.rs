@@ -49,7 +49,7 @@ pub(super) struct Attempts {
     backoff: Backoff,
     has_reconnected: bool,
     /// Whether a batch has left the operation undone.
-    is_alone: bool,
+    is_sent_alone: bool,
 }
 
 /// A [`Task`] of any operation.
@@ -86,7 +86,7 @@ impl<O: Operation> Task<O> {
             is_repeated: false,
             backoff: Backoff::between(Duration::from_millis(5), Duration::from_millis(250)),
             has_reconnected: false,
-            is_alone: false,
+            is_sent_alone: false,
         };
         Self { operation, output: None, reply: Some(Box::new(reply)), attempts }
     }
@@ -123,7 +123,7 @@ impl<O: Operation> Pending for Task<O> {
     }
 
     fn join(&self, batch: &mut Option<Batch>) -> bool {
-        !self.attempts.is_alone && self.operation.join(batch)
+        !self.attempts.is_sent_alone && self.operation.join(batch)
     }
 
     fn set_response(&mut self, response: Response) {
@@ -286,7 +286,7 @@ impl Worker {
                 continue;
             }
             let attempts = task.attempts();
-            attempts.is_alone = true;
+            attempts.is_sent_alone = true;
             attempts.is_repeated |= failure.is_some();
             attempts.may_linger |= failure.as_ref().is_some_and(Failure::may_linger);
             alone.push(task);

@@ -117,7 +117,7 @@ impl QuorumLease {
             let within = self.node_timeout;
             extensions.spawn(async move { timeout(within, extension).await });
         }
-        let asked = extensions.len();
+        let databases = extensions.len();
         let mut extended = 0;
         while let Some(answer) = extensions.join_next().await {
             extended += usize::from(matches!(answer, Ok(Ok(Ok(())))));
@@ -126,7 +126,7 @@ impl QuorumLease {
             }
         }
         self.majority.check()?;
-        let reason = format!("{extended} of {asked} databases have extended it, and {} must", self.majority.needed);
+        let reason = format!("{extended} of {databases} databases have extended it, and {} must", self.majority.needed);
         Err(Error::Unavailable { attempted: "extend a lease", reason, source: None })
     }
 
@@ -143,7 +143,7 @@ impl QuorumLease {
     /// Dropping the future does not stop the release.
     pub async fn release(self) -> Result<()> {
         let leases = self.majority.take_leases()?;
-        let asked = leases.len();
+        let databases = leases.len();
         let mut releases = JoinSet::new();
         for lease in leases {
             releases.spawn(lease.release());
@@ -163,10 +163,11 @@ impl QuorumLease {
                 return Ok(());
             }
         }
-        if asked - lost < self.majority.needed {
+        if databases - lost < self.majority.needed {
             return Err(self.majority.loss_error(cause));
         }
-        let reason = format!("{confirmed} of {asked} databases have confirmed it, and {} must", self.majority.needed);
+        let reason =
+            format!("{confirmed} of {databases} databases have confirmed it, and {} must", self.majority.needed);
         Err(Error::Unavailable { attempted: "release", reason, source: None })
     }
 }

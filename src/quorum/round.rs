@@ -188,7 +188,7 @@ fn answer(answer: Result<Result<Result<Option<Lease>>, String>, Elapsed>, within
 
 /// Returns the vote of a database, if the database may vote.
 async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, ttl: Duration) -> Result<Option<Lease>> {
-    let asked = Moment::now();
+    let asked_at = Moment::now();
     let client = nodes.locks[node].client();
     let Some(lease) = request.try_acquire().await? else {
         // The vote of another database on the same server may be what keeps the name taken.
@@ -198,7 +198,7 @@ async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, ttl: Duration) 
         return Ok(None);
     };
     // The age is read after the grant, to reveal a loss of data or a restart in between.
-    let before = |age: Duration| age.saturating_sub(Moment::now().since(asked));
+    let before = |age: Duration| age.saturating_sub(Moment::now().since(asked_at));
     let origin = client.run(ReadOrigin).await?;
     nodes.record_server(node, origin.server)?;
     let least = ttl.max(nodes.rejoin_after.unwrap_or_default());

@@ -12,7 +12,7 @@ use crate::conformance::network::behind_a_proxy;
 use crate::support::{builder, connect, fresh, fresh_on, soon};
 
 /// Waits until a query returns true.
-async fn until(what: &str, pool: &PgPool, query: &'static str) {
+async fn until_query(what: &str, pool: &PgPool, query: &'static str) {
     let holds = async {
         while !sqlx::query_scalar::<_, bool>(query).fetch_one(pool).await.expect("an answer") {
             sleep(Duration::from_millis(20)).await;
@@ -81,7 +81,7 @@ async fn client_listens_after_a_temporary_refusal() {
     let lease = locks.lease("a").acquire().await.expect("acquire");
     const BEATS: &str =
         "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'sqlock_client'::regclass AND NOT granted)";
-    until("a heartbeat that waits", &pool, BEATS).await;
+    until_query("a heartbeat that waits", &pool, BEATS).await;
     allow(false).await;
     stranger.rollback().await.expect("rollback");
     let refused = async {
@@ -91,7 +91,7 @@ async fn client_listens_after_a_temporary_refusal() {
     };
     soon("a refused connection", refused).await;
     allow(true).await;
-    until("a client that listens", &pool, "SELECT bool_or(listens) FROM sqlock_client").await;
+    until_query("a client that listens", &pool, "SELECT bool_or(listens) FROM sqlock_client").await;
     lease.release().await.expect("the lease was held to the end");
     run(format!("DROP DATABASE {database} WITH (FORCE)")).await;
 }
@@ -105,7 +105,7 @@ async fn client_listens_over_a_slow_network() {
     let lease = locks.lease("a").acquire().await.expect("acquire");
     proxy.delay_replies(Duration::from_millis(150));
     let pool = connect(&db.url, 1).await;
-    until("a client that listens", &pool, "SELECT coalesce(bool_or(listens), false) FROM sqlock_client").await;
+    until_query("a client that listens", &pool, "SELECT coalesce(bool_or(listens), false) FROM sqlock_client").await;
     lease.release().await.expect("the lease was held to the end");
 }
 
@@ -123,7 +123,7 @@ async fn statement_waits_for_no_lock_after_its_caller() {
     assert!(matches!(&tried, Err(Error::Unavailable { .. })), "{tried:?}");
     const NONE_WAITS: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
         WHERE application_name = 'gives_up' AND wait_event_type = 'Lock')";
-    until("no statement that waits", &pool, NONE_WAITS).await;
+    until_query("no statement that waits", &pool, NONE_WAITS).await;
     stranger.rollback().await.expect("rollback");
     let lease = soon("the lease", locks.lease("a").acquire()).await.expect("acquire");
     lease.release().await.expect("the lease was held to the end");

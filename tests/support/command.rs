@@ -39,7 +39,7 @@ impl Ended {
 
 /// Returns the program, which cargo builds for these tests. Signals reach it from now on.
 pub fn program() -> &'static str {
-    handle_ignored_signals();
+    stop_ignoring_signals();
     env!("CARGO_BIN_EXE_sqlock")
 }
 
@@ -78,7 +78,7 @@ pub fn bare(arguments: &[&str]) -> Command {
 /// Handles SIGINT and SIGQUIT if they are ignored, as in a shell's background job. Children inherit
 /// that a signal is ignored, and sqlock then ignores it too; one with a handler here has its default
 /// effect there.
-fn handle_ignored_signals() {
+fn stop_ignoring_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -336,7 +336,7 @@ impl Run {
     /// Waits for the watchdog that replaces another one.
     pub async fn watchdog_after(&self, first: Option<Pid>) -> Pid {
         let is_one = |child: &Pid| name(*child) == "lease-watchdog" && Some(*child) != first;
-        until_some("the watchdog", || children(self.pid).into_iter().find(is_one)).await
+        poll_for("the watchdog", || children(self.pid).into_iter().find(is_one)).await
     }
 
     /// Waits for the command, a shell, and returns its PID.
@@ -351,7 +351,7 @@ impl Run {
     /// Stops the process, and waits until all its threads have stopped.
     pub async fn stop(&self) {
         self.signal(Signal::SIGSTOP);
-        until("sqlock stops", || state(self.pid) == Some('T')).await;
+        poll_until("sqlock stops", || state(self.pid) == Some('T')).await;
     }
 
     /// Waits until the command reports its start.
@@ -550,7 +550,7 @@ fn pid_of(child: &Child) -> Pid {
 }
 
 /// Polls until a condition holds.
-pub async fn until(what: &str, is_so: impl Fn() -> bool) {
+pub async fn poll_until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
             sleep(Duration::from_millis(5)).await;
@@ -560,7 +560,7 @@ pub async fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Polls until a value is found.
-pub async fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
+pub async fn poll_for<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
     let wait = async {
         loop {
             if let Some(found) = find() {
@@ -574,7 +574,7 @@ pub async fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
 
 /// Finds the shell that runs as the command of a sqlock.
 pub async fn shell_of(sqlock: Pid) -> Pid {
-    until_some("the command", || children(sqlock).into_iter().find(|child| name(*child) == "sh")).await
+    poll_for("the command", || children(sqlock).into_iter().find(|child| name(*child) == "sh")).await
 }
 
 /// Reads the fields of `/proc/PID/stat` after the name: the state, the parent, the process group, …

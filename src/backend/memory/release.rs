@@ -21,7 +21,7 @@ impl Memory {
             if self.is_entry_locked(name, release.id) && !is_on(Mutation::ReleaseThroughFence) {
                 return answer(Released::Locked);
             }
-            let kept = (!release.keep_for.is_zero()).then(|| Entry {
+            let reserved = (!release.keep_for.is_zero()).then(|| Entry {
                 client: None,
                 owner: None,
                 expires_at: now + micros(release.keep_for),
@@ -33,7 +33,7 @@ impl Memory {
             if !self.entries_named(name).any(is_shared) {
                 prepared.ends.push((name.clone(), token, End::Released));
             }
-            return prepared.write(Write::Entry(name.clone(), release.id, kept));
+            return prepared.write(Write::Entry(name.clone(), release.id, reserved));
         }
         let is_held = row.holder == Holder::Lease(release.id) && row.token == token;
         let is_held = is_held || (is_on(Mutation::ReleaseUnchecked) && matches!(row.holder, Holder::Lease(_)));
@@ -123,11 +123,11 @@ impl Memory {
         // A released holding that keeps the name unavailable is not counted as lost.
         let is_owned = |(_, e): (LeaseId, &Entry)| e.state == EntryState::Holding(token) && e.owner.is_some();
         let is_lost = self.entries_named(name).any(is_owned) || matches!(row.holder, Holder::Lease(_));
-        let is_alone = matches!(row.holder, Holder::Lease(_) | Holder::Kept) && row.token == token;
-        if !is_alone && ended.is_empty() {
+        let ends_row = matches!(row.holder, Holder::Lease(_) | Holder::Kept) && row.token == token;
+        if !ends_row && ended.is_empty() {
             return answer(Amended::NotHeld);
         }
-        let losers: Vec<ClientId> = if is_alone {
+        let losers: Vec<ClientId> = if ends_row {
             row.client.into_iter().collect()
         } else {
             ended.iter().filter_map(|(_, client)| *client).collect()
@@ -140,7 +140,7 @@ impl Memory {
         };
         let mut prepared = answer(Amended::Done);
         prepared.writes = notices;
-        if is_alone {
+        if ends_row {
             row.end();
         }
         for (id, _) in ended {

@@ -163,8 +163,8 @@ impl Memory {
                     granted.push(Granted { id: grantee.id, token: positive(row.token) });
                     let ttl = micros(grantee.ttl);
                     let holding = Entry { state, client: entry.keeper(), ttl, expires_at: now + ttl, ..entry };
-                    let kept = (!is_on(Mutation::DeleteShareOnGrant)).then_some(holding);
-                    prepared.writes.push(Write::Entry(name.clone(), grantee.id, kept));
+                    let share = (!is_on(Mutation::DeleteShareOnGrant)).then_some(holding);
+                    prepared.writes.push(Write::Entry(name.clone(), grantee.id, share));
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::protocol::{Claim, HolderNow, Joined, Mode};
 use crate::token::FencingToken;
 
 /// The values of the row of a name when a claim is granted. The entry of a share has the details.
-pub(super) struct Grant<'a> {
+pub(super) struct HolderColumns<'a> {
     pub(super) id: String,
     pub(super) owner: String,
     pub(super) client: String,
@@ -22,7 +22,7 @@ pub(super) struct Grant<'a> {
     pub(super) label: &'a str,
 }
 
-impl<'a> Grant<'a> {
+impl<'a> HolderColumns<'a> {
     pub(super) fn new(claim: &'a Claim) -> Self {
         let ttl = micros(claim.ttl);
         if claim.mode != Mode::Exclusive {
@@ -118,7 +118,7 @@ pub(super) async fn acquire(
 }
 
 // A range of one key: InnoDB waits for a locked row that it looks up by key. In a range, it checks
-// the last committed version of a locked row and waits only if that matches. Bind order: Grant,
+// the last committed version of a locked row and waits only if that matches. Bind order: HolderColumns,
 // ttl, name, name, id, id, owner.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
@@ -129,7 +129,7 @@ UPDATE sqlock_lease AS l
    AND LAST_INSERT_ID(", claim_state!(vacant: ["IF(", is_awaited!("l"), ", 2, 1)"], shared: ["3"]), ") = 1
  LIMIT 1");
 
-// Bind order: name, Grant, ttl, name.
+// Bind order: name, HolderColumns, ttl, name.
 #[rustfmt::skip]
 const CREATE: &str = concat!("
 INSERT IGNORE INTO sqlock_lease (name, token, acquired_at, id, owner, client, ttl, holder, label, expires_at)
@@ -144,12 +144,12 @@ async fn acquire_exclusive(conn: &mut MySqlConnection, claim: &Claim) -> Result<
         let code = done.last_insert_id();
         (code, (done.rows_affected() > 0).then_some(code))
     };
-    let query = Grant::new(claim).bind(sqlx::query(ACQUIRE)).bind(micros(claim.ttl)).bind(name).bind(name);
+    let query = HolderColumns::new(claim).bind(sqlx::query(ACQUIRE)).bind(micros(claim.ttl)).bind(name).bind(name);
     let done = query.bind(&id).bind(&id).bind(claim.owner.to_string()).execute(&mut *conn).await?;
     if done.rows_affected() > 0 || done.last_insert_id() != MISSING {
         return Ok(answer(done));
     }
-    let query = Grant::new(claim).bind(sqlx::query(CREATE).bind(name)).bind(micros(claim.ttl)).bind(name);
+    let query = HolderColumns::new(claim).bind(sqlx::query(CREATE).bind(name)).bind(micros(claim.ttl)).bind(name);
     let (_, granted) = answer(query.execute(conn).await?);
     Ok((MISSING, granted))
 }
@@ -230,7 +230,7 @@ async fn acquire_share(
     Ok((code, (code == GRANTABLE).then_some(granted)))
 }
 
-// Bind order: Grant, ttl.
+// Bind order: HolderColumns, ttl.
 #[rustfmt::skip]
 const GRANT_CLAIM: &str = concat!("
 UPDATE sqlock_lease
@@ -248,7 +248,7 @@ SELECT l.name, ?, ?, ?, ?, ?, ?, @sqlock_token, ?, 0, ", now!(), " + ?, ", now!(
 /// Adds statements to a script that grant the name to a claim without an entry, with the token
 /// `@sqlock_token`.
 pub(super) fn grant_claim(script: &mut Script, claim: &Claim) {
-    let Grant { id, owner, client, ttl, holder, label } = Grant::new(claim);
+    let HolderColumns { id, owner, client, ttl, holder, label } = HolderColumns::new(claim);
     let (id, owner, client, ttl) = (id_literal(id), id_literal(owner), id_literal(client), &*ttl.to_string());
     let (holder, label) = (text_literal(holder), text_literal(label));
     script.add(GRANT_CLAIM, &[&id, &owner, &client, ttl, &holder, &label, ttl]);

@@ -2,7 +2,7 @@
 
 use sqlx::MySqlConnection;
 
-use super::acquire::Grant;
+use super::acquire::HolderColumns;
 use super::queue::read_row;
 use super::script::{AMENDED, LOCK_NAME, Script, Sending, amended, filled, id_literal, name_literal, read_flag};
 use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, token};
@@ -25,7 +25,7 @@ const FIRST: u64 = 16;
 
 // The holding ends if no entry waits, or if the name stays unavailable; the details of the former
 // holder are kept then. Assignments run from left to right, so the later ones read the new
-// identity. Bind order: whether a claim follows, Grant, lasts, lasts, name, id, token, whether the
+// identity. Bind order: whether a claim follows, HolderColumns, lasts, lasts, name, id, token, whether the
 // name stays unavailable, whether a claim follows.
 #[rustfmt::skip]
 const RELEASE: Nowait = update_lease!(
@@ -48,13 +48,13 @@ pub(super) async fn release(
     flavor: Flavor,
     release: &Release,
 ) -> Result<Released, sqlx::Error> {
-    let is_kept = !release.keep_for.is_zero();
-    let next = release.next.as_ref().filter(|_| !is_kept);
-    let after = next.map_or_else(|| Grant::none(if is_kept { KEPT } else { NO_ID }), Grant::new);
+    let stays_reserved = !release.keep_for.is_zero();
+    let next = release.next.as_ref().filter(|_| !stays_reserved);
+    let after = next.map_or_else(|| HolderColumns::none(if stays_reserved { KEPT } else { NO_ID }), HolderColumns::new);
     let lasts = micros(next.map_or(release.keep_for, |claim| claim.ttl));
     let query = after.bind(sqlx::query(RELEASE.sql(flavor)).bind(next.is_some())).bind(lasts).bind(lasts);
     let query = query.bind(release.name.as_str().as_bytes()).bind(release.id.to_string()).bind(release.token.get());
-    match attempt(conn, flavor, query.bind(is_kept).bind(next.is_some())).await? {
+    match attempt(conn, flavor, query.bind(stays_reserved).bind(next.is_some())).await? {
         Attempt::Done(code) if next.is_some() => token(code).map(Released::ToNext),
         Attempt::Done(code) => Ok(Released::Ended { awaited: code == ENDED_AWAITED }),
         Attempt::Refused(AWAITED) => Ok(Released::Awaited),

@@ -125,8 +125,8 @@ pub(super) async fn transition(
     transition: &Transition,
 ) -> Result<Option<Vec<Granted>>, sqlx::Error> {
     let Transition { seen, given_up, expired, change, is_last, .. } = transition;
-    let is_alone = matches!(seen.holder, Holder::Lease(_));
-    let ends_row = is_alone || seen.holder == Holder::Kept;
+    let is_held_by_lease = matches!(seen.holder, Holder::Lease(_));
+    let ends_row = is_held_by_lease || seen.holder == Holder::Kept;
     // This store sets no marks, so no queue was read with one.
     if (*is_last && seen.waiting != 0) || (ends_row && matches!(change, HolderChange::None)) {
         return Ok(None);
@@ -140,7 +140,7 @@ pub(super) async fn transition(
     let gone = &*list_ids(expired.iter().copied());
     let granted = &*list_ids(grantees.iter().map(|grantee| grantee.id));
     let all = &*list_ids(expired.iter().copied().chain(grantees.iter().map(|grantee| grantee.id)));
-    let is_taken = is_alone && given_up.is_none();
+    let is_taken = is_held_by_lease && given_up.is_none();
     let losers = [names, if is_taken { "1" } else { "0" }, names, gone];
 
     let mut conditions = {
@@ -151,7 +151,7 @@ pub(super) async fn transition(
         conditions.push_str(" AND");
         conditions.push_str(&filled(sql, literals));
     };
-    if ends_row && (given_up.is_none() || !is_alone) {
+    if ends_row && (given_up.is_none() || !is_held_by_lease) {
         require(condition::HOLDER_HAS_EXPIRED, &[names]);
     }
     require(condition::ENTRIES_HAVE_EXPIRED, &[names, gone, &expired.len().to_string()]);

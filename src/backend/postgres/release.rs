@@ -136,18 +136,18 @@ const AWAITED: &str = "awaited";
 /// waits, or frees it.
 pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Result<Released, sqlx::Error> {
     let Release { name, id, token: held, keep_for, next } = release;
-    let is_kept = !keep_for.is_zero();
+    let stays_reserved = !keep_for.is_zero();
     // An entry that begins to wait locks the row for the time of one statement: at first the
     // release is just repeated.
     for is_first in (0..=TRIES).map(|tried| tried == 0) {
         let sql = match next {
-            _ if is_kept => RELEASE_AND_KEEP,
+            _ if stays_reserved => RELEASE_AND_KEEP,
             Some(_) => RELEASE_TO_NEXT,
             None => RELEASE,
         };
         let query = sqlx::query(sql).bind(name.as_str()).bind(id.to_string()).bind(held.get());
         let query = match next {
-            _ if is_kept => query.bind(micros(*keep_for)),
+            _ if stays_reserved => query.bind(micros(*keep_for)),
             Some(next) => bind_holder(query, next),
             None => query.bind(conn.settings.may_commit_lazily()),
         };
@@ -160,7 +160,7 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
                 return Ok(Released::Awaited);
             }
             let awaited = row.number("waiting")? != 0;
-            if is_kept || !row.try_get::<bool, _>("is_alone")? {
+            if stays_reserved || !row.try_get::<bool, _>("is_alone")? {
                 return Ok(Released::Ended { awaited });
             }
             return Ok(match (parse_id(&holder)?, next) {

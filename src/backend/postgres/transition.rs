@@ -9,17 +9,17 @@ use crate::protocol::{Granted, Grantee, HolderChange, LeaseId, Mode, Transition}
 /// Changes the holder of a name. $1 name; $2 id, $3 token and $4 waiting of the row that was read;
 /// $5 is_last, $6 given_up, $7 expired ids, $8 ids of grantees, $9 their ttls.
 ///
-/// - `$stays`: which unexpired holding entries prevent it.
+/// - `$preventing`: which unexpired holding entries prevent it.
 /// - `$passes`: whether it passes fences if a share stays.
 /// - `$unless`: a further condition on the row `l`.
-/// - `$kept`: which expired entries are deleted.
+/// - `$deleted`: which expired entries are deleted.
 /// - `$change`: the writes if all conditions hold, that is, if `all_locked` has a row.
 ///
 /// Rows are read from the snapshot, then locked, then compared: the row must be the version of the
 /// snapshot, and every expired entry, grantee and losing client must be locked and still meet its
 /// condition.
 macro_rules! transition {
-    ($stays:literal, $passes:literal, $unless:expr, $kept:literal, $change:expr) => {
+    ($preventing:literal, $passes:literal, $unless:expr, $deleted:literal, $change:expr) => {
         concat!("
 WITH seen AS MATERIALIZED (
     SELECT l.name, l.xmin AS version,
@@ -30,7 +30,7 @@ WITH seen AS MATERIALIZED (
       FROM sqlock_lease AS l
      WHERE l.name = $1 AND l.id = $2 AND l.token = $3 AND (l.waiting = $4 OR NOT $5)
        AND NOT EXISTS (SELECT FROM sqlock_entry AS s
-                        WHERE s.name = l.name AND s.token > 0 AND s.id <> ALL ($7) AND ", $stays, ")", $unless, "),
+                        WHERE s.name = l.name AND s.token > 0 AND s.id <> ALL ($7) AND ", $preventing, ")", $unless, "),
 alone AS MATERIALIZED (
     SELECT l.*, seen.must_expire
       FROM seen JOIN sqlock_lease AS l ON l.name = seen.name
@@ -85,7 +85,7 @@ all_locked AS MATERIALIZED (
 notice AS (", notice!(), "),
 gone AS (
     DELETE FROM sqlock_entry AS e USING expired AS x, all_locked
-     WHERE e.name = x.name AND e.id = x.id AND ", $kept, "),", $change)
+     WHERE e.name = x.name AND e.id = x.id AND ", $deleted, "),", $change)
     };
 }
 

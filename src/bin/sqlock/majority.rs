@@ -39,7 +39,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 const LATE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// An attempt that took longer has reached a majority: the library waits for 3 seconds.
-const LONGEST_OUTAGE: Duration = Duration::from_secs(6);
+const MAX_UNREACHED_ATTEMPT: Duration = Duration::from_secs(6);
 
 /// The databases that vote.
 pub struct Majority {
@@ -221,7 +221,7 @@ impl Majority {
                 Err(error @ Error::Unavailable { .. }) => Failure::from(error),
                 acquired => return Ok(acquired),
             };
-            if attempted.elapsed() > LONGEST_OUTAGE {
+            if attempted.elapsed() > MAX_UNREACHED_ATTEMPT {
                 (was_reachable, outage_start) = (true, None);
             }
             let outage_start = *outage_start.get_or_insert_with(Instant::now);

@@ -46,7 +46,7 @@ impl Signals {
     }
 
     fn listen_for(&mut self, wanted: &[Signal]) -> Result<(), Failure> {
-        let ignored = read_ignored();
+        let ignored = read_ignored_signals();
         for &signal in wanted {
             if !ignored.contains(&signal) && self.streams.iter().all(|(known, _)| *known != signal) {
                 self.streams.push((signal, open_stream(signal)?));
@@ -118,7 +118,7 @@ fn open_stream(signal: Signal) -> Result<unix::Signal, Failure> {
 
 /// Reads which signals were ignored when this process started. Only Linux shows them; elsewhere the
 /// list is empty.
-fn read_ignored() -> Vec<Signal> {
+fn read_ignored_signals() -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);

@@ -9,20 +9,20 @@ use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 
-static QUIET: AtomicBool = AtomicBool::new(false);
-static SILENT: AtomicBool = AtomicBool::new(false);
+static HIDES_NOTES: AtomicBool = AtomicBool::new(false);
+static DISCARDS_MESSAGES: AtomicBool = AtomicBool::new(false);
 
 pub fn set_quiet(quiet: bool) {
-    QUIET.store(quiet, Ordering::Relaxed);
+    HIDES_NOTES.store(quiet, Ordering::Relaxed);
 }
 
 pub fn is_quiet() -> bool {
-    QUIET.load(Ordering::Relaxed)
+    HIDES_NOTES.load(Ordering::Relaxed)
 }
 
 /// Discards all messages from now on: a completion must not write into the line that is edited.
-pub fn silence() {
-    SILENT.store(true, Ordering::Relaxed);
+pub fn discard_messages() {
+    DISCARDS_MESSAGES.store(true, Ordering::Relaxed);
 }
 
 /// Prints a note, unless --quiet is given.
@@ -33,7 +33,7 @@ pub fn print_note(message: &str) {
 }
 
 /// Prints a note even with --quiet.
-pub fn print_notice(message: &str) {
+pub fn print_note_always(message: &str) {
     print("\x1b[2m", message);
 }
 
@@ -86,7 +86,7 @@ pub fn clear_live_line() {
 /// Prints each line with a prefix, in colour if anstream finds a terminal and no NO_COLOR. A closed
 /// stderr loses the lines.
 fn print(colour: &str, message: &str) {
-    if SILENT.load(Ordering::Relaxed) {
+    if DISCARDS_MESSAGES.load(Ordering::Relaxed) {
         return;
     }
     clear_live_line();
@@ -112,10 +112,10 @@ impl Text {
 }
 
 /// How long a message delays its sender.
-const PATIENCE: Duration = Duration::from_millis(250);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// How many messages may wait to be written. Further messages are lost.
-const MOST_PENDING: usize = 64;
+const MAX_PENDING: usize = 64;
 
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
@@ -124,7 +124,7 @@ type Message = (Text, SyncSender<()>);
 
 /// The thread that writes, or `None` if the system allows no further thread.
 static WRITER: LazyLock<Option<SyncSender<Message>>> = LazyLock::new(|| {
-    let (sender, messages) = mpsc::sync_channel::<Message>(MOST_PENDING);
+    let (sender, messages) = mpsc::sync_channel::<Message>(MAX_PENDING);
     let write_all = move || {
         // Signals are for the other threads; and where SIGTTOU is blocked, a terminal with `stty
         // tostop` lets a background job write.
@@ -139,14 +139,14 @@ static WRITER: LazyLock<Option<SyncSender<Message>>> = LazyLock::new(|| {
 });
 
 /// Writes a text in a thread of its own: a full pipe or a stopped terminal must not stop this
-/// process, which renews the lease. Returns when the text is written or after [`PATIENCE`], and at
+/// process, which renews the lease. Returns when the text is written or after [`WRITE_TIMEOUT`], and at
 /// once if an earlier text is still being written.
 fn write(text: Text) {
     let Some(writer) = &*WRITER else { return text.write() };
     let (written, is_written) = mpsc::sync_channel(1);
-    let patience = if PENDING.fetch_add(1, Ordering::SeqCst) == 0 { PATIENCE } else { Duration::ZERO };
+    let timeout = if PENDING.fetch_add(1, Ordering::SeqCst) == 0 { WRITE_TIMEOUT } else { Duration::ZERO };
     if writer.try_send((text, written)).is_ok() {
-        let _ = is_written.recv_timeout(patience);
+        let _ = is_written.recv_timeout(timeout);
     } else {
         PENDING.fetch_sub(1, Ordering::SeqCst);
     }

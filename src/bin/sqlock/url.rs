@@ -84,7 +84,7 @@ impl Url {
             ));
         }
         let file = sqlite_file::default_path()?;
-        stderr::print_notice(&format!(
+        stderr::print_note_always(&format!(
             "no database is named (--database-url, SQLOCK_DATABASE_URL, DATABASE_URL, .env): using the file {}, which \
              excludes other commands of this user on this host only",
             file.display()

@@ -79,9 +79,9 @@ impl World {
         let Some(belief) = self.beliefs.remove(&(client, lease)) else {
             return;
         };
-        let is_alone = belief.mode == Mode::Exclusive;
+        let is_exclusive = belief.mode == Mode::Exclusive;
         self.exported.push((exported, belief.name.clone(), belief.owner, belief.mode));
-        if is_alone {
+        if is_exclusive {
             let asked_at = self.store_clock();
             self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
         }

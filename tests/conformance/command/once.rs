@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use crate::support::command::{Ended, end, sqlock};
-use crate::support::command_fixture::until;
+use crate::support::command_fixture::poll_until;
 use crate::support::{empty, soon};
 
 /// A migration: it creates a mark on which a second one fails, does its work, and counts.
@@ -78,7 +78,7 @@ async fn same_scripts_overlap_without_sqlock() {
         command.args(["-c", &script]).env("DIR", dir.path()).stdin(Stdio::null()).kill_on_drop(true);
         command.spawn().expect("sh can be started")
     };
-    let in_the_middle = async |n| until("they are in the middle", || lines(&dir.path().join("middle")) == n).await;
+    let in_the_middle = async |n| poll_until("they are in the middle", || lines(&dir.path().join("middle")) == n).await;
     // Exactly one word for each waiting script: a surplus word would let a later script through. So
     // would a tokio file, which may be closed a moment after it is dropped.
     let open_for = async |n| {

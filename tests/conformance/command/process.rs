@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use crate::support::command::{Running, beside, end, held, program, run, sqlock, start};
 use crate::support::command_fixture::{
-    CommandFixture, Report, Row, Terminal, children, group, name, now, shell_of, state, until, until_some,
+    CommandFixture, Report, Row, Terminal, children, group, name, now, poll_for, poll_until, shell_of, state,
 };
 use crate::support::{empty, soon};
 
@@ -102,7 +102,7 @@ async fn command_dies_when_sqlock_and_watchdog_are_killed() {
     let watchdog = holder.watchdog().await;
     holder.stop().await;
     kill(watchdog, Signal::SIGSTOP).expect("the watchdog can be stopped");
-    until("the watchdog stops", || state(watchdog) == Some('T')).await;
+    poll_until("the watchdog stops", || state(watchdog) == Some('T')).await;
     kill(watchdog, Signal::SIGKILL).expect("the watchdog can be killed");
     holder.signal(Signal::SIGKILL);
     holder.report.gone().await;
@@ -143,7 +143,7 @@ async fn sqlock_kills_command_while_watchdog_is_stopped() {
     let (died, _) = holder.report.gone().await;
     assert!(died <= row.expires_at, "{} µs late", died - row.expires_at);
     holder.end().await.expect(79);
-    until("the watchdog is gone", || state(watchdog).is_none_or(|state| state == 'Z')).await;
+    poll_until("the watchdog is gone", || state(watchdog).is_none_or(|state| state == 'Z')).await;
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn no_process_remains_after_the_end() {
     holder.order("go");
     holder.end().await.expect(0);
     for pid in family {
-        until("the end of both", || state(pid).is_none()).await;
+        poll_until("the end of both", || state(pid).is_none()).await;
     }
 }
 
@@ -298,7 +298,7 @@ async fn lease_is_kept_while_children_finish_after_term() {
     let command = holder.command().await;
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.report.line().await, "TERM");
-    until("the shell ends", || state(command).is_none()).await;
+    poll_until("the shell ends", || state(command).is_none()).await;
     assert!(!fixture.is_free("a").await);
     holder.order("go");
     assert_eq!(holder.report.line().await, "done");
@@ -395,12 +395,12 @@ async fn paused_watchdog_does_not_kill_after_resuming() {
     let holder = fixture.start(&["--ttl", "6", "--kill-after", "0", "a"], OBEDIENT).up().await;
     let watchdog = holder.watchdog().await;
     kill(watchdog, Signal::SIGSTOP).expect("the watchdog can be stopped");
-    until("the watchdog stops", || state(watchdog) == Some('T')).await;
+    poll_until("the watchdog stops", || state(watchdog) == Some('T')).await;
     let before = fixture.row("a").await;
     // Longer than any deadline that the watchdog knew.
     fixture.row_when("a renewal after that", "a", |row| now() > before.expires_at && row.expires_at > now()).await;
     kill(watchdog, Signal::SIGCONT).expect("the watchdog can be continued");
-    until("the watchdog is up to date", || state(watchdog) == Some('S')).await;
+    poll_until("the watchdog is up to date", || state(watchdog) == Some('S')).await;
     fixture.renewed("a").await;
     holder.order("go");
     holder.end().await.expect(0);
@@ -492,9 +492,9 @@ async fn stopped_command_continues_when_sqlock_gets_sigcont() {
     let holder = fixture.start(&["a"], OBEDIENT).up().await;
     let command = holder.command().await;
     holder.signal(Signal::SIGTSTP);
-    until("the command stops", || state(command) == Some('T')).await;
+    poll_until("the command stops", || state(command) == Some('T')).await;
     holder.signal(Signal::SIGCONT);
-    until("the command goes on", || state(command) != Some('T')).await;
+    poll_until("the command goes on", || state(command) != Some('T')).await;
     holder.order("go");
     holder.end().await.expect(0);
 }
@@ -846,7 +846,7 @@ async fn ctrl_z_and_fg_within_the_ttl(script: &str) {
         shell.says_stopped(round, sqlock, command).await;
         let count = shell.count();
         shell.terminal.keys("fg\n");
-        until("the command goes on", || shell.count() > count).await;
+        poll_until("the command goes on", || shell.count() > count).await;
         assert_ne!(state(sqlock), Some('T'));
     }
     assert!(!fixture.is_free("a").await);
@@ -900,7 +900,7 @@ async fn pipeline_behaves_as_without_sqlock() {
     // As long as the command does not read from the terminal, a reader of its output can: it is in
     // the foreground.
     let sqlock = shell.sqlock().await;
-    let cat = until_some("cat", || children(shell.terminal.pid()).into_iter().find(|pid| name(*pid) == "cat")).await;
+    let cat = poll_for("cat", || children(shell.terminal.pid()).into_iter().find(|pid| name(*pid) == "cat")).await;
     assert_eq!(group(cat), group(sqlock));
     kill(sqlock, Signal::SIGINT).expect("sqlock can be signalled");
     assert_eq!(shell.report.line().await, "INT");
@@ -1003,7 +1003,7 @@ impl Shell {
 
     async fn sqlock(&self) -> Pid {
         let shell = self.terminal.pid();
-        until_some("sqlock", || children(shell).into_iter().find(|pid| name(*pid) == "sqlock")).await
+        poll_for("sqlock", || children(shell).into_iter().find(|pid| name(*pid) == "sqlock")).await
     }
 
     fn count(&self) -> usize {

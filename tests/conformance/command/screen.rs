@@ -10,7 +10,7 @@ use super::quorum::{Three, json};
 use crate::DATABASE;
 use crate::support::Database;
 use crate::support::command::{beside, program};
-use crate::support::command_fixture::{CommandFixture, Terminal, children, name, until_some};
+use crate::support::command_fixture::{CommandFixture, Terminal, children, name, poll_for};
 use crate::support::soon;
 
 const TTL: Duration = Duration::from_secs(600);
@@ -57,7 +57,7 @@ async fn screen_filters_resizes_and_unlocks() {
     }
 
     let shell = terminal.pid();
-    let sqlock = until_some("sqlock", || children(shell).into_iter().find(|child| name(*child) == "sqlock")).await;
+    let sqlock = poll_for("sqlock", || children(shell).into_iter().find(|child| name(*child) == "sqlock")).await;
     let resized =
         Command::new("stty").args(["-F", &format!("/proc/{sqlock}/fd/0"), "cols", "70", "rows", "9"]).status();
     assert!(resized.await.expect("stty of coreutils").success());
@@ -100,7 +100,7 @@ async fn screen_survives_outage_and_ends_with_signal() {
     terminal.screen.shows("second").await;
 
     let shell = terminal.pid();
-    let sqlock = until_some("sqlock", || children(shell).into_iter().find(|child| name(*child) == "sqlock")).await;
+    let sqlock = poll_for("sqlock", || children(shell).into_iter().find(|child| name(*child) == "sqlock")).await;
     kill(sqlock, Signal::SIGTERM).expect("it can be signalled");
     assert_restored(terminal, 143).await;
     for lease in [first, second] {

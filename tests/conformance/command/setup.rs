@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::conformance::schema::Restricted;
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
-use crate::support::command_fixture::until_some;
+use crate::support::command_fixture::poll_for;
 use crate::support::server::{Options, Server};
 use crate::support::{Database, Fresh, LONG, empty, empty_on, soon};
 use crate::{DATABASE, Sql};
@@ -222,7 +222,7 @@ async fn signal_ends_a_blocked_read_of_dotenv() {
             // Opening for writing fails until sqlock opens the FIFO for reading.
             let mut options = fs::OpenOptions::new();
             let options = options.write(true).custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits());
-            let writer = until_some("the read", || options.open(&fifo).ok()).await;
+            let writer = poll_for("the read", || options.open(&fifo).ok()).await;
             sqlock.signal(Signal::TERM);
             let ended = sqlock.end().await;
             assert_eq!(ended.status.signal(), Some(Signal::TERM.as_raw()), "{arguments:?}: {}", ended.stderr);

@@ -156,7 +156,7 @@ fn find_global(words: impl Iterator<Item = OsString>) -> Option<Global> {
 
 /// Lists the holders of names, in each of the databases that answers in time.
 fn list_holders(global: &Global, prefix: &str) -> Vec<LeaseInfo> {
-    stderr::silence();
+    stderr::discard_messages();
     let mut holders = Vec::new();
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return holders;

@@ -75,8 +75,8 @@ pub async fn free_unused<T>(
     if let (true, Some(at_least)) = (never_started, args.hold_at_least)
         && let Ok(Err(error)) = signals.unless_terminated(evict).await
     {
-        let (name, kept) = (quote(&args.lease.name), duration::format_exact(at_least));
-        stderr::print_warning(&format!("cannot free {name}, which stays taken for {kept}: {}", error.report()));
+        let (name, hold_time) = (quote(&args.lease.name), duration::format_exact(at_least));
+        stderr::print_warning(&format!("cannot free {name}, which stays taken for {hold_time}: {}", error.report()));
     }
 }
 
@@ -129,7 +129,7 @@ const LONG_PAUSE: Duration = Duration::from_millis(320);
 const NOTE_AFTER: Duration = Duration::from_secs(2);
 
 /// How many watchdogs in a row may die within a second of their start.
-const MOST_SHORT_LIVED: u32 = 10;
+const MAX_SHORT_LIVED: u32 = 10;
 
 /// The end of the command, while processes of its group may still run.
 struct Ended {
@@ -404,7 +404,7 @@ impl Supervisor<'_> {
     fn restart_watchdog(&mut self, lease: &HeldLease) -> Result<(), Failure> {
         let is_short = self.watchdog_started.elapsed() < Duration::from_secs(1);
         self.short_lived = if is_short { self.short_lived + 1 } else { 0 };
-        let started = if self.short_lived < MOST_SHORT_LIVED {
+        let started = if self.short_lived < MAX_SHORT_LIVED {
             Watchdog::start(self.reaper)
         } else {
             Err(Failure::system("the watchdog dies again and again"))
