@@ -73,10 +73,12 @@ impl Lease {
             Ok(FenceOutcome::Superseded) => {
                 // Looks the lease up at once, so that its other users learn of the loss.
                 held.doubt();
-                if held.is_held_in_database("fence a transaction").await? {
-                    return Err(Error::Fence(FenceError::OtherDatabase));
+                match held.is_held_in_database("fence a transaction").await {
+                    Ok(true) => Err(Error::Fence(FenceError::OtherDatabase)),
+                    // On SQLite this transaction may keep the file locked.
+                    Err(error) if !self.client.backend.is_local() => Err(error),
+                    _ => Err(self.loss_error(LossCause::Superseded)),
                 }
-                Err(self.loss_error(LossCause::Superseded))
             }
             Ok(FenceOutcome::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
             Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
