@@ -6,7 +6,7 @@
 //! [`Engine::wakes_at`]. The connection state machine of quinn-proto is built alike.
 //!
 //! ```text
-//! callers ──Acquire, Release──▶ ┌────────┐ ──Send──▶ store (one statement per name at a time)
+//! callers ──Acquire, Release──▶ ┌────────┐ ──Send──▶ store (one change per name at a time)
 //!         ◀──Granted, Lost───── │ Engine │ ◀─Answer──
 //!                               └────────┘
 //! ```
@@ -66,15 +66,15 @@ use crate::name::LockName;
 use crate::protocol::{ClientId, LeaseId, Request};
 use crate::token::FencingToken;
 
-/// The pause between two polls after notifications without a name, for each name with entries: 100
-/// names are polled as often as without notifications.
+/// After a notification without a name, the engine polls every name with entries, and then pauses
+/// for this time for each of them: with 100 names, it polls as often as without notifications.
 const POLL_EACH: Duration = Duration::from_millis(1);
 
 /// How often the engine repeats a release that has no effect in the store.
 pub(crate) const MAX_INEFFECTIVE_RELEASES: u32 = 16;
 
-/// When the TTL of a grant by another client is raised. A lease released earlier needs no such
-/// statement.
+/// How long after a grant by another client the engine extends the lease to its requested TTL. A
+/// lease that is released earlier needs no such statement.
 const EXTEND_AFTER: Duration = Duration::from_millis(200);
 
 /// The lower and upper bound of the time that the answer to a heartbeat may take.
@@ -95,11 +95,11 @@ const MAX_UNKNOWN_ANSWERS: u32 = 4;
 /// ended in both.
 const LONGEST_LAG: Duration = Duration::from_secs(10);
 
-/// For how long at most the engine remembers that an acquisition ended on a name.
+/// After this time, the engine may forget that an acquisition ended on a name.
 const NOTED_FOR: Duration = Duration::from_secs(60);
 
-/// How often a try reads a name that is free and yet not granted: for half a second, which a commit
-/// of another client may take.
+/// How often a try reads a name that is free but was not granted to it: for half a second, because
+/// the commit of another client may take that long.
 const MAX_OVERTAKEN: u32 = 7;
 
 /// A request on its way.

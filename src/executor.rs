@@ -16,7 +16,7 @@
 //! leaves undone are sent alone.
 //!
 //! The queue has no bound of its own: each caller waits for its answer, and the engine sends one
-//! statement per name.
+//! change per name, and looks at its holdings beside it.
 
 mod failure;
 mod worker;

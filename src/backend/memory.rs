@@ -84,8 +84,8 @@ pub(crate) struct Memory {
     pub(crate) leases: BTreeMap<LockName, Lease>,
     pub(crate) entries: BTreeMap<(LockName, LeaseId), Entry>,
     locks: BTreeMap<Key, Lock>,
-    /// Whether the row of a name has a mark for waiters, and writes that end no holding pass fences
-    /// (PostgreSQL).
+    /// As on PostgreSQL: the row of a name has a mark for waiters, and a write that ends no holding
+    /// passes fences.
     marks_waiting: bool,
     /// How and when each holding ended, by name and token.
     pub(crate) ends: BTreeMap<(LockName, i64), (End, i64)>,

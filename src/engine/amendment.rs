@@ -11,8 +11,8 @@ use crate::name::LockName;
 use crate::protocol::{Amended, LeaseId, Mode};
 use crate::token::FencingToken;
 
-/// How long a change is repeated that meets a row lock. The holder itself may have locked the row:
-/// in a transaction that the lease fences, and that it ends after the change.
+/// How long a change that meets a row lock is repeated. The holder itself may have locked the row,
+/// in a transaction that the lease fences and that ends only after the change.
 const LOCKED_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {

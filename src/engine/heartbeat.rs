@@ -38,7 +38,8 @@ pub(crate) enum Pulse {
     /// No heartbeat is needed.
     Idle,
     Answered,
-    /// The latest beat has failed, and no later beat has been in flight for a second.
+    /// A beat has failed, and none was answered since. A later beat may be in flight, for less than
+    /// a second.
     Failed,
     /// A beat has been in flight for so long that the store may be out of reach.
     Late(Duration),
@@ -59,7 +60,7 @@ pub(super) struct Heartbeat {
     due: Option<Moment>,
     /// A beat has failed, and no beat has been answered since.
     is_interrupted: bool,
-    /// A beat has failed, and since then a beat has been needed and none was answered.
+    /// A beat has failed, and no later one was answered. Reset when no beat is needed.
     has_failed: bool,
 }
 

@@ -100,7 +100,7 @@ pub(super) struct Holding {
     pub(super) lingers: bool,
     /// A request that ends the holding may have taken effect without an answer.
     pub(super) may_have_ended: bool,
-    /// No entry that waits for its end had expired when the name was read.
+    /// The queue was read since, and no entry in it needs time for a heartbeat first.
     pub(super) is_queue_checked: bool,
     /// Requested changes, in order.
     pub(super) amendments: VecDeque<Amending>,
@@ -181,7 +181,7 @@ impl Holding {
         }
     }
 
-    /// Judges how the holding ended that the store no longer has. `lost` is the last token of the
+    /// Judges how a holding ended that the store no longer has. `lost` is the last token of the
     /// name that was taken away, `latest` the last that was granted.
     pub(super) fn judge_end(&self, lost: i64, latest: i64) -> Verdict {
         let token = self.token.get();
@@ -206,8 +206,8 @@ impl Holding {
         }
     }
 
-    /// Whether the engine must ask the store if the holding still exists: after a notice, or for
-    /// the verdict of a release.
+    /// Whether the engine must ask the store if the holding still exists: after a notice, a refused
+    /// change or a doubt, or for the verdict of a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
         let has_news = self.is_kept && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);

@@ -2,8 +2,8 @@
 //!
 //! At most one statement that changes a name is in flight at any time, so answers never cross. The
 //! first waiter asks the store; after a refusal, it gets an entry there. The other waiters wait
-//! behind it in this process, and get entries only while they could hold the name together with the
-//! first.
+//! behind it in this process. Entries get those that could hold the name together with the first,
+//! the next waiter behind them, and those whose owner may share the name again.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::protocol::timing::GRANT;
 use crate::protocol::{Claim, ClientId, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode};
 use crate::token::FencingToken;
 
-/// The most entries of a client that wait for one name.
+/// The most entries of a client that wait for one name, without those whose owner may share it again.
 pub(super) const MAX_ENTRIES: usize = 16;
 
 /// The time between two tries of a name that is free and yet not granted.
@@ -71,7 +71,7 @@ pub(super) struct Name {
     /// The store may still have an acquisition that has ended: the read is repeated until the store
     /// answers.
     pub(super) is_rechecked: bool,
-    /// When to poll the first entry of this client.
+    /// When to poll the entries of this client.
     pub(super) poll_at: Option<Moment>,
     /// `None`: no entry of this client has waited since the last grant.
     pub(super) queue_pace: Option<QueuePace>,
@@ -284,8 +284,8 @@ impl Name {
         Needs { ttl, attention: !is_settled, grant }
     }
 
-    /// Deletes every trace of an acquisition from the store, now and, if a request may take effect
-    /// late, again later.
+    /// Schedules the deletion of every trace of an acquisition from the store: now and, if a request
+    /// may take effect late, again later.
     pub(super) fn withdraw(&mut self, id: LeaseId, now: Moment, lingers: bool) {
         self.withdraw_after(id, now, Duration::ZERO, lingers);
     }

@@ -68,8 +68,8 @@ impl Name {
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
-            // A downgrade lets other clients in: earlier waiters of this client first take their
-            // turns among the waiters of other clients.
+            // A downgrade lets other clients in. Waiters of this client that came earlier get entries
+            // first, so that they keep their places.
             if amendment == Amendment::Downgrade
                 && let Some(enqueue) = self.enqueue(now)
             {
@@ -77,8 +77,8 @@ impl Name {
             }
             return Some((Step::Amend(id), amend(name, id, token, amendment)));
         }
-        // The next statements may grant the name to other clients: earlier waiters of this client
-        // first take their turns among theirs.
+        // The statements below may grant the name to another client. Waiters of this client that
+        // came earlier get entries first, so that they keep their places.
         let serves =
             self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
         if serves && let Some(enqueue) = self.enqueue(now) {

@@ -1,5 +1,4 @@
-//! Who is next: how the engine carries out what the [policy](super::policy) decides from a name and
-//! its queue as read.
+//! Carries out the decisions of the [policy](super::policy) about a name and its queue as read.
 
 use std::time::Duration;
 
@@ -128,7 +127,8 @@ impl Engine {
             return;
         }
         given_up.and_then(|id| state.holding(id)).into_iter().for_each(|holding| holding.is_queue_checked = true);
-        // A waiter whose owner shares the name gets its turn at once.
+        // A try whose owner shares the name becomes a waiter: its entry may share the name past
+        // other entries.
         let others_wait = queue.waiting().next().is_some() || state.waiters.len() > 1;
         if others_wait && owner_shares {
             tries.into_iter().for_each(|waiter| state.begin_to_wait(waiter));

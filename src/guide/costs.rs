@@ -8,7 +8,7 @@
 //! | hand over to a waiter of another process | PostgreSQL 1, SQLite 2, MariaDB 3, MySQL 4. The number of waiters does not change it. The new holder sends 1 more, which sets its TTL: after 0.2 s, if it still holds the lease; for a lease that is not renewed, before `acquire` returns |
 //! | hand over to the next waiter in this process | 1, instead of a release and an acquire |
 //! | keep everything that a client holds or waits for | 1 a heartbeat, at a third of the shortest TTL, at least once a second |
-//! | release | 1; on PostgreSQL it does not wait for the disk unless it hands the name over, or a synchronous standby is asked for: if the server crashes within a second, its client repeats it, and without the client the name is free after its TTL |
+//! | release | 1; on PostgreSQL it does not wait for the disk unless it hands the name over, or a synchronous standby is required: if the server crashes within a second, its client repeats it, and without the client the name is free after its TTL |
 //! | acquire or release many names at once in one process | PostgreSQL and SQLite 1 for up to 256 of them, MySQL and MariaDB 7 in one round trip for up to 32 |
 //! | enter again, in the same client | 0 |
 //! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction; on Galera 2, or 3 for a shared lease |
@@ -32,7 +32,7 @@
 //!
 //! One run of `scripts/bench --json FILE --only A,C,D,G` with durable settings, drawn by
 //! `scripts/bench --plot`. The floor is the least SQL that any correct lease needs, on bare
-//! connections in the same run: it is the ratio to it that another machine repeats. More waiters in
+//! connections in the same run. Another machine repeats the ratio to the floor, not the times. More waiters in
 //! other processes slow a hand-over on MySQL and MariaDB, where each client looks at the row. A
 //! heartbeat keeps any number of leases for the cost of one; its floor renews them one by one.
 //!

@@ -24,7 +24,7 @@
 //! | WARN | `a sweep failed; the next one may succeed` | look at the database, if it comes often |
 //! | WARN | `a request with an idempotency key was not run` | nothing was done; read the error |
 //! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `a request with an idempotency key was run, and its outcome could not be recorded` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
-//! | ERROR | from the layer for HTTP: a request that the application must be changed for | read the message |
+//! | ERROR | from the layer for HTTP: a request that shows a mistake in the application | read the message |
 //! | DEBUG | each wait, acquisition, refusal and release; a request that a drain has ended | |
 //!
 //! Two spans at INFO: `acquire` (name, mode, waited, outcome) in the span of its caller, and `hold`

@@ -20,7 +20,7 @@
 //! | 14 | Poolers and defaults do not matter | isolation, pooler |
 //! | 15 | TTLs have bounds | duration, lease |
 //! | 16 | Keeping is free | connections, statements |
-//! | 17 | No neighbour costs a lease | neighbour, network, unreadable |
+//! | 17 | Other work costs no lease | neighbour, network, unreadable |
 //! | 18 | Every verdict rests on an answer of the database | network |
 
 mod cancel;

@@ -210,8 +210,8 @@ impl CommandFixture {
         }
     }
 
-    // ---- faults. SQLite has neither network nor server: there, what comes between is another
-    // process that writes in the sidecar file and does not let go.
+    // ---- faults. SQLite has neither network nor server: there, another process keeps the
+    // write lock of the sidecar file.
 
     /// Swallows all bytes of the connections, without an error.
     pub async fn cut(&mut self) {

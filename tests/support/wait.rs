@@ -1,4 +1,4 @@
-//! Waits for what must happen, which fail a test instead of hanging it.
+//! Functions that wait for an event, and fail the test if it does not happen in time.
 
 #![allow(unreachable_pub, reason = "included by several programs")]
 

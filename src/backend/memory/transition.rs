@@ -95,8 +95,8 @@ impl Memory {
         Some(())
     }
 
-    /// Returns whether a fence has locked the row of the name. Where sharers stay, their fences do
-    /// not prevent that others share or leave.
+    /// Returns whether a fence has locked the row of the name. While sharers stay, their fences do
+    /// not keep other clients from sharing the name or leaving it.
     fn is_fenced(&self, draft: &Draft<'_>) -> bool {
         let mut staying = self.staying(draft.transition);
         let sharers_stay =

@@ -45,7 +45,7 @@ pub(super) async fn read(conn: &mut MySqlConnection, name: &LockName) -> Result<
     row.map(|row| row.text("note")).transpose()
 }
 
-/// Selects the notes of former holders, unless that is the latest one of its name. A holder may
+/// Selects the notes of former holders, except the latest note of each name. A holder may
 /// share the name with a later one.
 #[rustfmt::skip]
 macro_rules! stale {
@@ -73,7 +73,7 @@ DELETE n
           FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$[0]', token BIGINT PATH '$[1]')) AS j LIMIT 1000000) AS q
        STRAIGHT_JOIN sqlock_note AS n FORCE INDEX (PRIMARY) ON n.name = q.name AND n.token = q.token";
 
-/// Deletes the notes of former holders, unless that is the latest one of its name.
+/// Deletes the notes of former holders, except the latest note of each name.
 pub(super) async fn sweep(conn: &mut MySqlConnection, after: &str, last: Option<&str>) -> Result<(), sqlx::Error> {
     let last = last.map(str::as_bytes);
     let query = sqlx::query(STALE).bind(after.as_bytes()).bind(last).bind(last);

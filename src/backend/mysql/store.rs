@@ -3,7 +3,8 @@
 //! Most requests are single statements in autocommit mode. LAST_INSERT_ID returns why a statement
 //! changed nothing: the OK packet of an UPDATE carries the latest value of
 //! LAST_INSERT_ID(expression), also when its WHERE clause matched no row. Rare requests are a
-//! [`Script`](super::script::Script), a transaction that goes to the server as one text.
+//! [`Script`](super::script::Script) of several statements, which goes to the server as one text
+//! where that is safe.
 //!
 //! The kind of the statement decides which reads lock rows. At READ COMMITTED the subqueries of a
 //! one-table UPDATE, of an INSERT … SELECT and of a SELECT are consistent reads. Those of a DELETE
@@ -95,7 +96,7 @@ macro_rules! lease_columns {
     };
 }
 
-/// An UPDATE of one row that never waits. MariaDB can limit the wait of a statement. On MySQL, a
+/// A statement that never waits for a locked row, in the syntax of each server. MariaDB can limit the wait of a statement. On MySQL, a
 /// subquery locks the row; it is evaluated first, because it provides the key.
 pub(super) struct Nowait {
     pub(super) mysql: &'static str,

@@ -5,7 +5,7 @@ use crate::backend::Note;
 use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
 
-/// Finds the notes of former holders, unless that is the latest one of its name. A holder may share
+/// Finds the notes of former holders, except the latest note of each name. A holder may share
 /// the name with a later one.
 #[rustfmt::skip]
 macro_rules! is_former {
@@ -57,7 +57,7 @@ DELETE FROM sqlock_note AS n
     is_former!()
 );
 
-/// Deletes the notes of former holders, unless that is the latest one of its name.
+/// Deletes the notes of former holders, except the latest note of each name.
 pub(super) async fn sweep(conn: &mut Connection<'_>, after: &str, last: Option<&str>) -> Result<(), sqlx::Error> {
     conn.rows(sqlx::query(SWEEP).bind(after).bind(last)).await?;
     Ok(())

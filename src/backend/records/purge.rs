@@ -5,7 +5,8 @@ use uuid::Uuid;
 
 use super::{RecordDialect, fetch_texts};
 
-/// The condition of an expired record, up to the current time: its key counts as new. A record that
+/// The condition that a record has expired, without the current time at its end: the key of such a
+/// record counts as new. A record that
 /// has not ended, or whose outcome is unknown, does not expire. (NOT IN keeps databases from using
 /// the index that begins with the state.)
 const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expires_at <= ";

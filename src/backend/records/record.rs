@@ -63,7 +63,7 @@ impl State {
     }
 }
 
-/// The columns of [`decode`], up to the current time.
+/// The columns of [`decode`], except the current time, which follows them.
 pub(super) const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state, token, attempts, permanent, \
      result, created_at, expires_at, ";
 

@@ -50,7 +50,7 @@ macro_rules! note {
        (SELECT n.note FROM sqlock_note AS n WHERE n.name = ", $row, ".name AND n.token = ", $row, ".token)")
     };
 }
-/// Deletes the notes of former holders, unless that is the latest one of its name. A holder may
+/// Deletes the notes of former holders, except the latest note of each name. A holder may
 /// share the name with a later one.
 #[rustfmt::skip]
 macro_rules! sweep_notes {

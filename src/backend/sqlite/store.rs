@@ -1,6 +1,6 @@
 //! Carries out requests on one connection.
 //!
-//! SQLite has one writer and no row locks. A request is one text of one or several statements,
+//! SQLite has one writer and no row locks. A request is usually one text of one or several statements,
 //! which the thread of the connection runs without returning to the caller in between. There are
 //! two kinds of text:
 //!
@@ -10,7 +10,7 @@
 //!   the SELECTs between them are the points at which the text may end. So a refusal by a SELECT
 //!   takes no write lock.
 //!
-//! A batch is one statement.
+//! A batch is one statement, except polls, which run one by one.
 //!
 //! Parameters are called `$1`, not `?1`: with `?7`, SQLite also numbers the six before it in that
 //! statement. sqlx treats those as parameters without a name and leaves later ones unbound.

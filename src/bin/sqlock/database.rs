@@ -49,7 +49,7 @@ impl Database {
         Self::open_with(global, FileUse::Application).await
     }
 
-    /// Opens each of several independent databases. `create`: a missing SQLite file. Sends nothing
+    /// Opens each of several independent databases. `create`: whether a missing SQLite file is created. Sends nothing
     /// to a server.
     pub async fn open_each(global: &Global, create: bool, filter: LeaseFilter<'_>) -> Result<Vec<Self>, Failure> {
         let mut all = Vec::new();

@@ -206,8 +206,9 @@ impl From<sqlock::Error> for Failure {
 fn describe_migration(cause: &MigrateError) -> String {
     match cause {
         MigrateError::VersionMismatch(version) => format!(
-            "migration {version} of the sqlock tables in this database is not the one that this program knows: another \
-             program has made them, or the record in _sqlock_migrations was changed. Compare them with \"sqlock doctor\"."
+            "migration {version} of the sqlock tables in this database differs from the one in this program: another \
+             version of sqlock has created the tables, or the record in _sqlock_migrations was changed. Compare the \
+             tables with \"sqlock doctor\"."
         ),
         MigrateError::Dirty(version) => format!(
             "migration {version} of the sqlock tables was interrupted. If no other process is migrating, repair the table \

@@ -38,7 +38,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the other databases may take after the majority.
 const LATE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// An attempt that took longer has reached a majority: the library waits for 3 seconds.
+/// An attempt that took longer has reached a majority: without one, the library gives up after 3
+/// seconds.
 const MAX_UNREACHED_ATTEMPT: Duration = Duration::from_secs(6);
 
 /// The databases that vote.

@@ -20,7 +20,7 @@ pub fn is_quiet() -> bool {
     HIDES_NOTES.load(Ordering::Relaxed)
 }
 
-/// Discards all messages from now on: a completion must not write into the line that is edited.
+/// Discards all messages from now on, except the live line: a completion must not write into the line that is edited.
 pub fn discard_messages() {
     DISCARDS_MESSAGES.store(true, Ordering::Relaxed);
 }

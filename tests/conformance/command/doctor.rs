@@ -261,7 +261,7 @@ async fn unexpected_migration_history_is_a_failure() {
     let other = if DATABASE == Database::Postgres { "'\\x00'" } else { "X'00'" };
     execute(&pool, &format!("UPDATE _sqlock_migrations SET success = TRUE, checksum = {other} WHERE version = 1"))
         .await;
-    doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 is not the one that this program knows");
+    doctor(&db.url, 1).await.assert("tables", "fail", "migration 1 differs from the one in this program");
 
     execute(&pool, "DROP VIEW sqlock_holders").await;
     for table in

@@ -41,7 +41,7 @@ async fn unlock_ask_names_holders_without_renewal() {
     let locks = beside(&db).await;
     run(&db, &["acquire", "job"]).await.expect(0);
     let ended = run(&db, &["unlock", "job", "--ask"]).await.expect(0);
-    let unaware = "sent no heartbeat, which holders are notified by: a lease of \"sqlock acquire\" has none";
+    let unaware = "may not learn of it without a heartbeat: a lease of \"sqlock acquire\" sends none";
     assert_eq!(ended.stderr, format!("sqlock: asked 1 holder to release \"job\"; it {unaware}\n"));
     let _renewed = locks.lease("files").ttl(LONG).shared().acquire().await.expect("acquire");
     until_heartbeat(&locks, "files").await;

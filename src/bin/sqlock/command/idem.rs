@@ -38,7 +38,7 @@ enum Subcommand {
     Release(ReleaseArgs),
     /// Purge expired records.
     ///
-    /// This only saves space: an expired key is new, or refused, without it. Records that are
+    /// Purging only saves space: an expired key counts as new, or is refused, also before. Records that are
     /// started or unknown are never touched.
     Purge,
 }

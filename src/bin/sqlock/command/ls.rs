@@ -19,7 +19,7 @@ use crate::{stderr, stdout};
 /// List the names that are held.
 ///
 /// Prints one line for each holder, with its mode (exclusive, shared, permits) and the number of
-/// waiters for the name. (A waiter counts from when it has found the name taken.) With --json an
+/// waiters for the name. (A waiter counts once it has found the name taken.) With --json an
 /// array of objects with name, mode ("exclusive", "shared", "permits"), permits (how many; null in
 /// other modes), holder, owner, token, acquired_at, expires_at, waiters, label and note (what the
 /// holder notes about its work; null without any).

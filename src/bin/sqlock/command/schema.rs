@@ -10,8 +10,8 @@ use crate::{migrations, stderr, stdout};
 /// Print the SQL that creates the tables, to paste into your own migrations.
 ///
 /// With it, only your own migrations need the right to create tables. Nothing is sent to a
-/// database. A comment before each part has the version of the tables: a later release of sqlock
-/// prints with --from what has come after that version. (A SQLite file with these tables also has
+/// database. A comment before each part has the version of the tables: with --from VERSION, a later
+/// release of sqlock prints only what was added after that version. (A SQLite file with these tables also has
 /// the leases of this command, which are in FILE-sqlock otherwise.)
 #[derive(Args)]
 pub struct Arguments {

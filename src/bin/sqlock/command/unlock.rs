@@ -83,5 +83,5 @@ fn describe_unaware(asked: usize, holders: &[LeaseInfo]) -> String {
         _ if asked == 1 => "it".into(),
         unaware => format!("{unaware} of them"),
     };
-    format!("; {unaware} sent no heartbeat, which holders are notified by: a lease of \"sqlock acquire\" has none")
+    format!("; {unaware} may not learn of it without a heartbeat: a lease of \"sqlock acquire\" sends none")
 }

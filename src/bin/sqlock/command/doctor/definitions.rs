@@ -94,7 +94,7 @@ fn check_migrations(mut check: Check, kind: Kind, history: &[Vec<String>]) -> Ch
             Some(known) if !known.eq_ignore_ascii_case(checksum) => {
                 let advice = "Another version of sqlock has created these tables, or the record was changed: compare them with the \
                               SQL that \"sqlock schema\" prints.";
-                check = check.fail(format!("migration {version} is not the one that this program knows"), advice);
+                check = check.fail(format!("migration {version} differs from the one in this program"), advice);
             }
             Some(_) => {}
         }

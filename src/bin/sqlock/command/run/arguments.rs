@@ -47,9 +47,9 @@ pub struct Arguments {
     /// Exit with 0 if the lease is not obtained.
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub skip_ok: bool,
-    /// How long before the end of a lease that cannot be renewed the command gets --signal. More
-    /// than a third of the TTL is shortened to that. KILL comes a tenth of the TTL before the end,
-    /// at most 1s; with a shorter --kill-after there is only KILL.
+    /// The command gets --signal this long before the end of a lease that cannot be renewed, but no
+    /// earlier than a third of the TTL before it. KILL follows a tenth of the TTL before the end, at
+    /// most 1s; a --kill-after shorter than that leaves only KILL.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub kill_after: Duration,
     /// The signal that asks the command to stop.

@@ -33,8 +33,8 @@ impl ProcessTree {
     /// Kills all processes. `sqlock` is the process that has started the command.
     pub fn kill(&self, sqlock: Pid) {
         let _ = killpg(self.group, Signal::SIGKILL);
-        // sqlock adopts the command's orphans. To look at all processes takes long on a busy
-        // machine.
+        // sqlock adopts the command's orphans, so its descendants are killed first: reading all
+        // processes takes long on a busy machine.
         self.kill_detached(process_list::descendants(sqlock));
         // Detached processes may be starting others: look again until none is seen twice in a row,
         // for 5 seconds at most.

@@ -407,7 +407,10 @@ impl Supervisor<'_> {
         let started = if self.short_lived < MAX_SHORT_LIVED {
             Watchdog::start(self.reaper)
         } else {
-            Err(Failure::system("the watchdog dies again and again"))
+            Err(Failure::system(format!(
+                "the watchdog has died {MAX_SHORT_LIVED} times within a second of its start: look for a process that \
+                 kills it"
+            )))
         };
         self.watchdog_started = Instant::now();
         match started {
