@@ -285,7 +285,7 @@ async fn file_locked_with_its_log_is_not_taken_for_empty() {
         let pool = db.pool_of(1).await;
         let lock = "PRAGMA journal_mode = WAL; PRAGMA locking_mode = EXCLUSIVE; CREATE TABLE sqlock_lease (name TEXT)";
         sqlx::raw_sql(lock).execute(&pool).await.expect("a writer");
-        let ended = command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(78);
+        let ended = command(&db, &["run", "-n", "job", "--", "echo", "it ran"]).await.expect(69);
         assert_eq!(ended.stdout, "");
     } else {
         command(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
