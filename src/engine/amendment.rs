@@ -144,6 +144,13 @@ impl Engine {
         self.admit(now, name, id);
     }
 
+    /// Answers the changes of a holding that has ended.
+    pub(super) fn lose_amendments(&mut self, amendments: impl IntoIterator<Item = Amending>, cause: LossCause) {
+        for amending in amendments {
+            self.not_amended(amending.lease, NotAmended::Lost(cause));
+        }
+    }
+
     /// Handles the failure of the first amendment. After a conversion, the state of the lease is
     /// unknown.
     pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: LeaseId, failure: Failure) {

@@ -276,9 +276,9 @@ impl Engine {
             Amended::NotHeld if waiter.resumes.is_none() => self.requeue(now, name, id, WaiterState::Refused, false),
             // An abandoned resumption may be about to restore the identity of the lease, once its
             // row is no longer locked.
-            Amended::NotHeld if waiter.unknown < MAX_UNKNOWN_ANSWERS => {
-                waiter.retry_at = now + WHILE_LOCKED * (1 << waiter.unknown);
-                waiter.unknown += 1;
+            Amended::NotHeld if waiter.unknown_answers < MAX_UNKNOWN_ANSWERS => {
+                waiter.retry_at = now + WHILE_LOCKED * (1 << waiter.unknown_answers);
+                waiter.unknown_answers += 1;
             }
             Amended::NotHeld => {
                 let waiter = waiter.id;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Engine;
-use super::action::{Action, NotAmended, Verdict};
+use super::action::{Action, Verdict};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
 use crate::clock::{Moment, margin};
@@ -82,9 +82,7 @@ impl Engine {
         for lease in holding.leaving {
             self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
         }
-        for amending in holding.amendments {
-            self.actions.push(Action::Amended { lease: amending.lease, result: Err(NotAmended::Lost(cause)) });
-        }
+        self.lose_amendments(holding.amendments, cause);
         match holding.state {
             HoldingState::Held(leases) => {
                 for lease in leases {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Failure, NotAmended, Verdict};
+use super::action::{Action, Failure, Verdict};
 use super::holding::HoldingState;
 use super::waiter::WaiterState;
 use super::{Engine, Granting};
@@ -134,10 +134,7 @@ impl Engine {
         for lease in holding.leaving.into_iter().chain(last) {
             self.actions.push(Action::Released { lease, verdict: verdict.clone() });
         }
-        for amending in holding.amendments {
-            let result = Err(NotAmended::Lost(LossCause::Superseded));
-            self.actions.push(Action::Amended { lease: amending.lease, result });
-        }
+        self.lose_amendments(holding.amendments, LossCause::Superseded);
     }
 
     pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {

@@ -1,6 +1,6 @@
 //! The transfer of a lease from one process to another.
 
-use super::action::{Action, Exported, LeaseKey, NotAmended, Refusal, WaiterId, Wish};
+use super::action::{Action, Exported, LeaseKey, Refusal, WaiterId, Wish};
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT};
 use super::{Engine, enter};
@@ -34,10 +34,7 @@ impl Engine {
             state.withdraw_others(id, holding.token, now);
         }
         self.leases.remove(&lease);
-        for amending in holding.amendments {
-            let result = Err(NotAmended::Lost(LossCause::Superseded));
-            self.actions.push(Action::Amended { lease: amending.lease, result });
-        }
+        self.lose_amendments(holding.amendments, LossCause::Superseded);
         let exported = Exported { id: renamed.unwrap_or(id), token: holding.token };
         self.actions.push(Action::Exported { lease, exported: Some(exported) });
         self.advance(now, &name);
@@ -66,21 +63,14 @@ impl Engine {
             return self.advance(now, &name);
         }
         let waiter_state = if is_exclusive { WaiterState::New } else { WaiterState::Granted(exported.token) };
+        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
         let waiter = Waiter {
-            id,
-            claim: Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label },
             reenters: true,
-            hold_time,
-            since: now,
-            wait_mode,
             state: waiter_state,
-            lingers: false,
             may_join: is_exclusive,
             resumes: Some(exported),
-            retry_at: now,
-            granted_in: None,
-            unknown: 0,
             is_reported: true,
+            ..Waiter::new(id, claim, hold_time, wait_mode, now)
         };
         self.timeouts.add(&waiter);
         state.push_waiter(waiter);

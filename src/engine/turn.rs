@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Refusal, Verdict};
+use super::action::{Action, Refusal, Verdict, WaiterId};
 use super::heartbeat::Epoch;
+use super::name::Name;
 use super::pace::POLL_FIRST;
 use super::policy::{Decision, decide, shares_again};
 use super::step::Step;
@@ -18,7 +19,18 @@ use crate::protocol::{
 };
 use crate::token::FencingToken;
 
+/// How the waiters of this client differ from a queue as read.
+#[derive(Default)]
+struct Differences {
+    granted: Vec<(LeaseId, FencingToken, Option<Duration>)>,
+    /// They need no entry, or the store no longer has it.
+    vanished: Vec<LeaseId>,
+    /// They ask for a name alone that their owner shares.
+    converting: Vec<WaiterId>,
+}
+
 impl Engine {
+    /// Handles a name and its queue as read.
     pub(super) fn read(
         &mut self,
         now: Moment,
@@ -45,33 +57,7 @@ impl Engine {
         };
         state.withdraw_forgotten(now, client, &queue.row, &queue.entries);
         state.is_wanted = queue.waiting().any(|entry| entry.client != Some(client));
-        let mut granted = Vec::new();
-        let mut vanished = Vec::new();
-        let mut converting = Vec::new();
-        for waiter in state.foremost_mut() {
-            let id = waiter.claim.id;
-            let entry = queue.entries.iter().find(|entry| entry.id == id);
-            let presence = Presence::of(id, &queue.row, entry.map(|entry| (entry.state, entry.remaining)), 0);
-            let is_queued = waiter.is_queued();
-            match presence {
-                Presence::Holding { token, remaining } if is_queued => granted.push((id, token, remaining)),
-                Presence::None if is_queued && !queue.is_cut_off => vanished.push(id),
-                _ => {}
-            }
-            if waiter.reenters {
-                let own = Some(waiter.claim.owner);
-                let shares = queue.holding().any(|e| e.owner == own && e.mode == Mode::READ && e.remaining.is_some());
-                let holds = queue.row.owner == own && queue.row.holder != Holder::Nobody;
-                if shares && waiter.claim.mode == Mode::Exclusive {
-                    converting.push(waiter.id);
-                } else if holds && (queue.row.remaining.is_some() || queue.row.holder == Holder::Entries) {
-                    waiter.may_join = true;
-                    if is_queued && !matches!(presence, Presence::Holding { .. }) {
-                        vanished.push(id);
-                    }
-                }
-            }
-        }
+        let Differences { granted, vanished, converting } = state.compare_with(&queue);
         for id in vanished {
             self.requeue(now, name, id, WaiterState::Refused, false);
         }
@@ -105,7 +91,10 @@ impl Engine {
 
     /// Decides who is next, and sends the transition or sets when the name is looked at again.
     fn apply_decision(&mut self, now: Moment, name: &LockName, given_up: Option<LeaseId>, queue: &Queue) {
-        let (client, is_steady) = (self.heartbeat.client, self.is_steady(now));
+        if self.puts_off_decision(now, name, queue) {
+            return;
+        }
+        let client = self.heartbeat.client;
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -116,16 +105,6 @@ impl Engine {
         let claim = candidate.filter(is_first).map(|waiter| waiter.claim.clone());
         let tries = candidate.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
         let owner_shares = candidate.is_some_and(|waiter| waiter.tries() && shares_again(&waiter.claim, queue));
-        // Other clients may have been cut off like this one: they get the time for a heartbeat
-        // before their entries are passed over.
-        let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
-        if !is_steady && queue.waiting().any(is_silent) {
-            let again_at = self.steady_at.max(now + POLL_FIRST);
-            state.read_at = Some(again_at);
-            state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.again_at = again_at);
-            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.retry_at = again_at);
-            return;
-        }
         given_up.and_then(|id| state.holding(id)).into_iter().for_each(|holding| holding.is_queue_checked = true);
         // A try whose owner shares the name becomes a waiter: its entry may share the name past
         // other entries.
@@ -149,27 +128,61 @@ impl Engine {
                 self.send(now, name, Step::Transition { given_up }, body);
             }
             decision => {
-                let mut remaining = None;
-                if let Decision::Wait(at_most) = decision {
-                    remaining = at_most;
-                    let has_entry = |waiter: &Waiter| queue.waiting().any(|entry| entry.id == waiter.claim.id);
-                    for waiter in state.waiters.iter_mut().filter(|waiter| has_entry(waiter)) {
-                        if waiter.report_wait() {
-                            self.actions.push(Action::Waits { waiter: waiter.id });
-                        }
-                    }
-                }
-                state.overtaken = 0;
-                if let Some(holding) = given_up.and_then(|id| state.holding(id)).filter(|holding| !holding.is_held()) {
-                    holding.release_by_transition(false);
-                    holding.put_off(now);
-                }
-                self.poll_later(now, name, 0, remaining);
+                self.grant_nothing(now, name, given_up, queue, &decision);
                 if let Some(waiter) = tries {
                     self.leave(now, waiter, Some(Refusal::Held));
                 }
             }
         }
+    }
+
+    /// Puts the decision off, and returns `true`, while entries of other clients seem to be dead
+    /// after an interruption: those clients may have been cut off like this one, and get the time
+    /// for a heartbeat before their entries are passed over.
+    fn puts_off_decision(&mut self, now: Moment, name: &LockName, queue: &Queue) -> bool {
+        let client = self.heartbeat.client;
+        let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
+        if self.is_steady(now) || !queue.waiting().any(is_silent) {
+            return false;
+        }
+        let again_at = self.steady_at.max(now + POLL_FIRST);
+        if let Some(state) = self.names.get_mut(name) {
+            state.read_at = Some(again_at);
+            state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.again_at = again_at);
+            let tries = state.candidate().filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
+            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.retry_at = again_at);
+        }
+        true
+    }
+
+    /// Handles a decision that grants nothing: sets when the name is read again.
+    fn grant_nothing(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        given_up: Option<LeaseId>,
+        queue: &Queue,
+        decision: &Decision,
+    ) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let mut remaining = None;
+        if let Decision::Wait(at_most) = decision {
+            remaining = *at_most;
+            let has_entry = |waiter: &Waiter| queue.waiting().any(|entry| entry.id == waiter.claim.id);
+            for waiter in state.waiters.iter_mut().filter(|waiter| has_entry(waiter)) {
+                if waiter.report_wait() {
+                    self.actions.push(Action::Waits { waiter: waiter.id });
+                }
+            }
+        }
+        state.overtaken = 0;
+        if let Some(holding) = given_up.and_then(|id| state.holding(id)).filter(|holding| !holding.is_held()) {
+            holding.release_by_transition(false);
+            holding.put_off(now);
+        }
+        self.poll_later(now, name, 0, remaining);
     }
 
     /// Handles the answer to a transition. `granted` is `None` if it was not carried out.
@@ -223,5 +236,38 @@ impl Engine {
         {
             self.leave(now, waiter, Some(Refusal::Held));
         }
+    }
+}
+
+impl Name {
+    /// Compares the waiters with the queue as read.
+    fn compare_with(&mut self, queue: &Queue) -> Differences {
+        let mut found = Differences::default();
+        for waiter in self.foremost_mut() {
+            let id = waiter.claim.id;
+            let entry = queue.entries.iter().find(|entry| entry.id == id);
+            let presence = Presence::of(id, &queue.row, entry.map(|entry| (entry.state, entry.remaining)), 0);
+            let is_queued = waiter.is_queued();
+            match presence {
+                Presence::Holding { token, remaining } if is_queued => found.granted.push((id, token, remaining)),
+                Presence::None if is_queued && !queue.is_cut_off => found.vanished.push(id),
+                _ => {}
+            }
+            if !waiter.reenters {
+                continue;
+            }
+            let own = Some(waiter.claim.owner);
+            let shares = queue.holding().any(|e| e.owner == own && e.mode == Mode::READ && e.remaining.is_some());
+            let holds = queue.row.owner == own && queue.row.holder != Holder::Nobody;
+            if shares && waiter.claim.mode == Mode::Exclusive {
+                found.converting.push(waiter.id);
+            } else if holds && (queue.row.remaining.is_some() || queue.row.holder == Holder::Entries) {
+                waiter.may_join = true;
+                if is_queued && !matches!(presence, Presence::Holding { .. }) {
+                    found.vanished.push(id);
+                }
+            }
+        }
+        found
     }
 }

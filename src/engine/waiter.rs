@@ -44,12 +44,32 @@ pub(super) struct Waiter {
     /// When to ask the store again, after a locked row.
     pub(super) retry_at: Moment,
     /// How often the store did not know the lease that the waiter takes over.
-    pub(super) unknown: u32,
+    pub(super) unknown_answers: u32,
     /// Whether the wait was reported to the caller.
     pub(super) is_reported: bool,
 }
 
 impl Waiter {
+    /// Makes a waiter whose claim is not in the store yet.
+    pub(super) fn new(id: WaiterId, claim: Claim, hold_time: HoldTime, wait_mode: WaitMode, now: Moment) -> Self {
+        Self {
+            id,
+            claim,
+            reenters: false,
+            hold_time,
+            since: now,
+            wait_mode,
+            state: WaiterState::New,
+            lingers: false,
+            may_join: false,
+            resumes: None,
+            granted_in: None,
+            retry_at: now,
+            unknown_answers: 0,
+            is_reported: false,
+        }
+    }
+
     /// Returns whether to report the wait to the caller: once, and not for a try.
     pub(super) fn report_wait(&mut self) -> bool {
         !self.tries() && !std::mem::replace(&mut self.is_reported, true)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::action::{Action, Refusal, WaitMode, WaiterId, Wish};
 use super::holding::Holding;
 use super::name::Name;
-use super::waiter::{Waiter, WaiterState};
+use super::waiter::Waiter;
 use super::{Engine, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -53,21 +53,10 @@ impl Engine {
         let holder = self.holder.clone();
         let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
         let mut waiter = Waiter {
-            id,
-            claim,
             reenters,
-            hold_time,
-            since: now,
-            wait_mode,
-            state: WaiterState::New,
-            lingers: false,
             // The first waiter's refusal shows the owner.
             may_join: reenters && !state.waiters.is_empty(),
-            resumes: None,
-            retry_at: now,
-            granted_in: None,
-            unknown: 0,
-            is_reported: false,
+            ..Waiter::new(id, claim, hold_time, wait_mode, now)
         };
         if (state.is_taken(mode) || (mode == Mode::Exclusive && waits)) && waiter.report_wait() {
             self.actions.push(Action::Waits { waiter: id });
