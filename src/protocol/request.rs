@@ -191,6 +191,17 @@ pub(crate) enum HolderChange {
     Claim(Box<Claim>),
 }
 
+impl HolderChange {
+    /// Returns the waiting entries that get the name.
+    pub(crate) fn grantees(&self) -> &[Grantee] {
+        match self {
+            Self::Exclusive(grantee) => std::slice::from_ref(grantee),
+            Self::Shared(grantees) => grantees,
+            Self::None | Self::Free | Self::Claim(_) => &[],
+        }
+    }
+}
+
 /// A waiting entry that gets the name, and how long its grant lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grantee {

@@ -131,11 +131,7 @@ pub(super) async fn transition(
     if (*is_last && seen.waiting != 0) || (ends_row && matches!(change, HolderChange::None)) {
         return Ok(None);
     }
-    let grantees: &[Grantee] = match change {
-        HolderChange::Exclusive(grantee) => std::slice::from_ref(grantee),
-        HolderChange::Shared(grantees) => grantees,
-        HolderChange::None | HolderChange::Free | HolderChange::Claim(_) => &[],
-    };
+    let grantees = change.grantees();
     let names = &*name_literal(&transition.name);
     let gone = &*list_ids(expired.iter().copied());
     let granted = &*list_ids(grantees.iter().map(|grantee| grantee.id));

@@ -4,7 +4,7 @@ use super::acquire::{bind_claim, insert_share, token};
 use super::store::{Connection, grant, notice, notify, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_text, parse_id};
-use crate::protocol::{Granted, Grantee, HolderChange, LeaseId, Mode, Transition};
+use crate::protocol::{Granted, HolderChange, LeaseId, Mode, Transition};
 
 /// Changes the holder of a name. $1 name; $2 id, $3 token and $4 waiting of the row that was read;
 /// $5 is_last, $6 given_up, $7 expired ids, $8 ids of grantees, $9 their ttls.
@@ -179,14 +179,15 @@ pub(super) async fn transition(
     transition: &Transition,
 ) -> Result<Option<Vec<Granted>>, sqlx::Error> {
     let Transition { name, seen, given_up, expired, change, is_last } = transition;
-    let (sql, grantees): (_, &[Grantee]) = match change {
-        HolderChange::None => (KEEP_HOLDER, &[]),
-        HolderChange::Free => (FREE, &[]),
-        HolderChange::Exclusive(grantee) => (GRANT_ALONE, std::slice::from_ref(grantee)),
-        HolderChange::Shared(grantees) => (GRANT_SHARES, grantees),
-        HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => (GRANT_CLAIM, &[]),
-        HolderChange::Claim(_) => (GRANT_SHARED_CLAIM, &[]),
+    let sql = match change {
+        HolderChange::None => KEEP_HOLDER,
+        HolderChange::Free => FREE,
+        HolderChange::Exclusive(_) => GRANT_ALONE,
+        HolderChange::Shared(_) => GRANT_SHARES,
+        HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => GRANT_CLAIM,
+        HolderChange::Claim(_) => GRANT_SHARED_CLAIM,
     };
+    let grantees = change.grantees();
     let query = sqlx::query(sql)
         .bind(name.as_str())
         .bind(holder_text(seen.holder))

@@ -5,8 +5,9 @@ use std::time::Duration;
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
+use super::acquire::bind_holder;
 use super::store::transaction;
-use crate::backend::stored::{TableRow as _, client_text, holder};
+use crate::backend::stored::{TableRow as _, holder};
 use crate::backend::{micros, token as token_from_row};
 use crate::name::LockName;
 use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
@@ -106,13 +107,7 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
     let query = match next {
         _ if !keep_for.is_zero() => bind(RELEASE_AND_KEEP).bind(micros(*keep_for + CLOCK_ERROR)),
         None => bind(RELEASE),
-        Some(next) => bind(RELEASE_TO_NEXT)
-            .bind(next.id.to_string())
-            .bind(next.owner.to_string())
-            .bind(client_text(next.is_kept.then_some(next.client)))
-            .bind(micros(next.ttl))
-            .bind(&*next.holder)
-            .bind(&*next.label),
+        Some(next) => bind_holder(bind(RELEASE_TO_NEXT), next),
     };
     let rows = transaction(conn, query).await?;
     let Some(row) = rows.first().map(LeaseState::of).transpose()? else {

@@ -7,7 +7,7 @@ use super::acquire::bind_holder;
 use super::store::{SqliteQuery, transaction};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_text};
-use crate::protocol::{Claim, Granted, Grantee, Holder, HolderChange, LeaseId, Mode, Transition};
+use crate::protocol::{Claim, Granted, Holder, HolderChange, LeaseId, Mode, Transition};
 use crate::token::FencingToken;
 
 /// Whether the entry is one of the expired entries to delete.
@@ -143,14 +143,15 @@ pub(super) async fn transition(
     const ALL: i64 = i64::MAX;
     const EXCLUSIVE: i64 = 0;
     const NONE: i64 = -1;
-    let (sql, against, grantees): (_, _, &[Grantee]) = match change {
-        HolderChange::None => (TO_SAME_HOLDER, NONE, &[]),
-        HolderChange::Free => (TO_FREE, ALL, &[]),
-        HolderChange::Exclusive(grantee) => (TO_ENTRY, ALL, std::slice::from_ref(grantee)),
-        HolderChange::Shared(grantees) => (TO_ENTRIES, EXCLUSIVE, grantees),
-        HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => (TO_CLAIM, ALL, &[]),
-        HolderChange::Claim(_) => (TO_SHARING_CLAIM, EXCLUSIVE, &[]),
+    let (sql, against) = match change {
+        HolderChange::None => (TO_SAME_HOLDER, NONE),
+        HolderChange::Free => (TO_FREE, ALL),
+        HolderChange::Exclusive(_) => (TO_ENTRY, ALL),
+        HolderChange::Shared(_) => (TO_ENTRIES, EXCLUSIVE),
+        HolderChange::Claim(claim) if claim.mode == Mode::Exclusive => (TO_CLAIM, ALL),
+        HolderChange::Claim(_) => (TO_SHARING_CLAIM, EXCLUSIVE),
     };
+    let grantees = change.grantees();
     let query = sqlx::query(sql)
         .bind(name.as_str())
         .bind(holder_text(seen.holder))

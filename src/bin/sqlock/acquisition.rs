@@ -221,7 +221,7 @@ impl LeaseArgs {
             return Ok(None);
         }
         let holders = db.read(async || db.locks.holders(&self.name).await).await?;
-        let enclosing = holders.iter().find(|held| held.owner.is_some_and(|owner| owners.contains(&owner)));
+        let enclosing = holders.iter().find(|held| environment::encloses(&owners, held));
         let Some(enclosing) = enclosing else {
             return Ok(None);
         };
@@ -344,7 +344,7 @@ const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Describes how to end the wait.
 fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) -> String {
-    let is_enclosing = |held: &LeaseInfo| held.owner.is_some_and(|owner| enclosing_owners.contains(&owner));
+    let is_enclosing = |held: &LeaseInfo| environment::encloses(enclosing_owners, held);
     let advice = match holders {
         _ if holders.iter().any(is_enclosing) => {
             " The enclosing sqlock run is one of the holders: if this one waits for it, it waits for ever.".into()

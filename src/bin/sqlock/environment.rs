@@ -1,6 +1,7 @@
 //! The environment of the command: the owners of the runs that enclose this process.
 
 use sqlock::Owner;
+use sqlock::inspect::LeaseInfo;
 
 /// The owner of the lease, for a `sqlock run` of the same name inside the command.
 pub const OWNER_VARIABLE: &str = "SQLOCK_OWNER";
@@ -12,4 +13,9 @@ pub const OUTER_OWNERS_VARIABLE: &str = "SQLOCK_OUTER_OWNERS";
 pub fn enclosing_owners() -> Vec<Owner> {
     let outer = [OWNER_VARIABLE, OUTER_OWNERS_VARIABLE].map(|variable| std::env::var(variable).unwrap_or_default());
     outer.iter().flat_map(|owners| owners.split(',')).filter_map(|owner| owner.parse().ok()).collect()
+}
+
+/// Returns whether a lease belongs to one of the runs that enclose this process.
+pub fn encloses(enclosing_owners: &[Owner], held: &LeaseInfo) -> bool {
+    held.owner.is_some_and(|owner| enclosing_owners.contains(&owner))
 }

@@ -286,7 +286,7 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
         && let Some(inspected) = inspections.join_next().await
     {
         match inspected {
-            Ok((_, Ok(Ok(Some(held))))) if held.owner.is_some_and(|owner| enclosing_owners.contains(&owner)) => {
+            Ok((_, Ok(Ok(Some(held))))) if environment::encloses(&enclosing_owners, &held) => {
                 return Err(Failure::usage(format!(
                     "{} is held by the enclosing sqlock run: this one would wait for ever",
                     quote(&args.name)

@@ -42,6 +42,9 @@ fn escape_json(json: &str) -> String {
 /// The least width of a column that must break its words to fit the terminal.
 const NARROWEST: usize = 6;
 
+/// The spaces between two columns.
+const GAP: usize = 2;
+
 /// Formats a table for stdout: as wide as a terminal, or as wide as its cells anywhere else.
 pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let terminal = io::stdout().is_terminal().then(|| terminal_size::terminal_size_of(io::stdout())).flatten();
@@ -53,41 +56,51 @@ pub fn format_table(heading: &[&str], rows: &[Vec<String>]) -> String {
 /// Formats a table with a heading. If it is too wide, long cells continue on the next line. Numbers
 /// stay whole, so that they can be copied.
 fn format_to_width(heading: &[&str], rows: &[Vec<String>], width: usize) -> String {
-    const GAP: usize = 2;
     let cells = |column: usize| {
         let heading = heading.get(column).copied().into_iter();
         heading.chain(rows.iter().filter_map(move |row| row.get(column)).map(String::as_str))
     };
-    let longest = |texts: &mut dyn Iterator<Item = &str>| texts.map(|text| text.chars().count()).max().unwrap_or(0);
-    let longest_word = |column: usize| longest(&mut cells(column).flat_map(str::split_whitespace));
+    let longest_word = |column: usize| longest(cells(column).flat_map(str::split_whitespace));
     let is_number = |column: usize| cells(column).skip(1).all(|cell| cell.chars().all(|c| c.is_ascii_digit()));
     let least_with_broken_words =
         |column: usize| if is_number(column) { longest_word(column) } else { longest_word(column).min(NARROWEST) };
     let columns = 0..heading.len();
-    let mut widths: Vec<usize> = columns.clone().map(|column| longest(&mut cells(column))).collect();
+    let mut widths: Vec<usize> = columns.clone().map(|column| longest(cells(column))).collect();
     let least: [Vec<usize>; 2] =
         [columns.clone().map(longest_word).collect(), columns.map(least_with_broken_words).collect()];
     for least in &least {
-        while widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1) > width {
-            let wider = widths.iter_mut().zip(least).filter(|(width, least)| **width > **least);
-            let Some((widest, _)) = wider.max_by_key(|(width, _)| **width) else {
-                break;
-            };
-            *widest -= 1;
-        }
+        shrink(&mut widths, least, width);
     }
     let heading = heading.iter().map(|h| (*h).to_owned()).collect();
-    let lines = std::iter::once(&heading).chain(rows).flat_map(|row: &Vec<String>| {
-        let parts: Vec<Vec<String>> = row.iter().zip(&widths).map(|(cell, width)| split_cell(cell, *width)).collect();
-        let height = parts.iter().map(Vec::len).max().unwrap_or(0);
-        let line = |i: usize| {
-            let cells = parts.iter().zip(&widths);
-            let cells = cells.map(|(parts, width)| format!("{:<width$}", parts.get(i).map_or("", String::as_str)));
-            format!("{}\n", cells.collect::<Vec<_>>().join(&" ".repeat(GAP)).trim_end())
+    std::iter::once(&heading).chain(rows).map(|row| format_row(row, &widths)).collect()
+}
+
+/// Counts the characters of the longest text.
+fn longest<'a>(texts: impl Iterator<Item = &'a str>) -> usize {
+    texts.map(|text| text.chars().count()).max().unwrap_or(0)
+}
+
+/// Makes the widest columns narrower until the table fits, but none narrower than its least width.
+fn shrink(widths: &mut [usize], least: &[usize], width: usize) {
+    while widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1) > width {
+        let wider = widths.iter_mut().zip(least).filter(|(width, least)| **width > **least);
+        let Some((widest, _)) = wider.max_by_key(|(width, _)| **width) else {
+            return;
         };
-        (0..height).map(line).collect::<Vec<_>>()
-    });
-    lines.collect()
+        *widest -= 1;
+    }
+}
+
+/// Formats a row, on as many lines as its highest cell needs.
+fn format_row(row: &[String], widths: &[usize]) -> String {
+    let parts: Vec<Vec<String>> = row.iter().zip(widths).map(|(cell, width)| split_cell(cell, *width)).collect();
+    let height = parts.iter().map(Vec::len).max().unwrap_or(0);
+    let line = |i: usize| {
+        let cells = parts.iter().zip(widths);
+        let cells = cells.map(|(parts, width)| format!("{:<width$}", parts.get(i).map_or("", String::as_str)));
+        format!("{}\n", cells.collect::<Vec<_>>().join(&" ".repeat(GAP)).trim_end())
+    };
+    (0..height).map(line).collect()
 }
 
 /// Splits a cell into lines of a width, between words where that is possible.

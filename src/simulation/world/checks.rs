@@ -4,7 +4,7 @@ use super::{Actor, ActorState, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND
 use crate::backend::memory::Prepared;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, EntryState, Holder, HolderChange, Mode, Request, Response};
+use crate::protocol::{ClientId, EntryState, Holder, Mode, Request, Response};
 
 impl World {
     /// Checks that no other owner is granted a name while a transaction is open that its holder has
@@ -39,11 +39,7 @@ impl World {
         }
         // Without late requests, and if the deciding client was not delayed, a client that has been
         // dead for long is skipped. (The deciding client is alive.)
-        let grantees = match &transition.change {
-            HolderChange::Exclusive(grantee) => std::slice::from_ref(grantee),
-            HolderChange::Shared(grantees) => grantees,
-            _ => &[],
-        };
+        let grantees = transition.change.grantees();
         let is_other =
             |id| self.store.entries.get(&(name.clone(), id)).is_some_and(|e| e.client != Some(self.clients[client].id));
         let is_dead = |id| is_other(id) && self.store.dead_for(name, id, clock).is_some_and(|us| us > 3_000_000);
