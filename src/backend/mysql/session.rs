@@ -4,12 +4,21 @@ use std::time::Duration;
 
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection};
+use tokio::time::sleep;
 
+use super::store::number;
 use super::{ServerInfo, configure};
 use crate::backend::session::{SESSION_TIMEOUT, SessionHolder, SessionLocks, another_session, session_key};
 use crate::backend::{StoreFuture, hex};
 use crate::error::{Error, Result};
 use crate::name::LockName;
+
+/// MySQL: the statement of some session has bytes that are no text, and MySQL cannot list any
+/// session until that statement ends.
+const CANNOT_CONVERT: u16 = 3854;
+
+/// How often the sessions are read.
+const MAX_SESSION_READS: u32 = 50;
 
 /// The statements.
 #[rustfmt::skip]
@@ -64,14 +73,24 @@ async fn read_holders(options: &MySqlConnectOptions, name: &LockName) -> Result<
     let holder: Option<i64> = sqlx::query_scalar(sql::HOLDER).bind(key(&database, name)).fetch_one(&mut conn).await?;
     let mut holders = Vec::new();
     if let Some(id) = holder {
-        let session: Option<(String, String)> = sqlx::query_as(sql::SESSION).bind(id).fetch_optional(&mut conn).await?;
-        let (user, address) = session.unzip();
+        let (user, address) = read_session(&mut conn, id).await?.unzip();
         // The number behind the last colon is the port.
         let address = address.map(|host| host.rsplit_once(':').map_or(host.clone(), |(host, _)| host.to_owned()));
         holders.push(SessionHolder { id, shared: false, user, address, application: None });
     }
     let _ = conn.close().await;
     Ok(holders)
+}
+
+/// Reads the user and the address of a session.
+async fn read_session(conn: &mut MySqlConnection, id: i64) -> Result<Option<(String, String)>, sqlx::Error> {
+    for _ in 0..MAX_SESSION_READS {
+        match sqlx::query_as(sql::SESSION).bind(id).fetch_optional(&mut *conn).await {
+            Err(error) if number(&error) == Some(CANNOT_CONVERT) => sleep(Duration::from_millis(10)).await,
+            read => return read,
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the name of the lock. Names are valid on the whole server, ignore case, and have 64
