@@ -97,9 +97,9 @@ impl SessionTask {
                 }
                 None => return self.close(LossCause::Disconnected).await,
             }
-            // A full inbox must not delay due names. In an outage each of them takes seconds, and the
-            // messages are handled at once.
-            let may_run = self.outage.is_none() || inbox.is_empty();
+            // A full inbox must not delay due names, nor the proof that the connection is alive.
+            // Without one, in an outage, each name takes seconds, and a message next to nothing.
+            let may_run = self.outage.is_none() || self.connection.is_some() || inbox.is_empty();
             if may_run && self.next_due().is_some_and(|due| due <= Instant::now()) {
                 self.run_due().await;
             }
