@@ -60,6 +60,7 @@ pub(crate) const SQLITE: Files = &[
 ];
 
 /// Applies the missing migrations, even while other processes do the same.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) async fn migrate<DB>(pool: &Pool<DB>, files: Files) -> Result<()>
 where
     DB: Database,
