@@ -96,7 +96,7 @@
 //! | code | meaning | do |
 //! |---|---|---|
 //! | 75 | another process held the name until `-w` ran out, or `-n` was given | nothing, if that process did the job: `--skip-ok` makes it a success |
-//! | 69 | the database could not be reached | run it again; `-w 10m` waits for the database as well |
+//! | 69 | the database could not be reached, or its tables stayed locked | run it again; `-w 10m` waits for the database as well |
 //! | 78 | wrong URL, password, rights or set-up; the message says which | `sqlock doctor` |
 //! | 79 | the lease was lost, and the command was killed | look at the database, then run it again |
 //! | 126, 127 | the command cannot be executed, or does not exist | |
