@@ -331,8 +331,8 @@ impl Engine {
         names.iter().for_each(|name| self.notified(now, name));
     }
 
-    /// Releases a lease. `honours_hold_time`: the name stays taken until the requested minimum hold time is
-    /// over.
+    /// Releases a lease. `honours_hold_time`: the name stays taken until the requested minimum hold
+    /// time is over.
     fn release(&mut self, now: Moment, lease: LeaseKey, honours_hold_time: bool) {
         let Some((name, id)) = self.leases.remove(&lease) else {
             // The lease was lost just before, and its holder may wait for a verdict.

@@ -178,9 +178,9 @@ impl PostgresStore {
     }
 }
 
-/// Makes the schema that has the tables the first of the search path, for the transaction. Otherwise
-/// tables that are missing there, or a history that this user may not read, would be created in
-/// another schema, which hides the tables from this user.
+/// Makes the schema that has the tables the first of the search path, for the transaction.
+/// Otherwise tables that are missing there, or a history that this user may not read, would be
+/// created in another schema, which hides the tables from this user.
 const USE_SCHEMA_OF_TABLES: &str = "
 SELECT set_config('search_path', quote_ident(n.nspname), true)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace

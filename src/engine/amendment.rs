@@ -126,8 +126,8 @@ impl Engine {
         self.admit(now, name, id);
     }
 
-    /// Settles an amendment that the store refused, after a look: the holding still exists, with this
-    /// token.
+    /// Settles an amendment that the store refused, after a look: the holding still exists, with
+    /// this token.
     pub(super) fn settle_refused_amendment(&mut self, now: Moment, name: &LockName, id: LeaseId, token: FencingToken) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;

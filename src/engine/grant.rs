@@ -103,7 +103,8 @@ impl Engine {
         }
     }
 
-    /// Grants a lease to its caller. `is_release_requested`: the holder was asked earlier to release it.
+    /// Grants a lease to its caller. `is_release_requested`: the holder was asked earlier to
+    /// release it.
     pub(super) fn report(&mut self, waiter: WaiterId, grant: Grant, is_release_requested: bool) {
         let lease = grant.lease;
         self.leases.insert(lease, (grant.name.clone(), grant.id));

@@ -22,7 +22,8 @@ use crate::protocol::timing::GRANT;
 use crate::protocol::{Claim, ClientId, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode};
 use crate::token::FencingToken;
 
-/// The most entries of a client that wait for one name, without those whose owner may share it again.
+/// The most entries of a client that wait for one name, without those whose owner may share it
+/// again.
 pub(super) const MAX_ENTRIES: usize = 16;
 
 /// The time between two tries of a name that is free and yet not granted.
@@ -284,8 +285,8 @@ impl Name {
         Needs { ttl, attention: !is_settled, grant }
     }
 
-    /// Schedules the deletion of every trace of an acquisition from the store: now and, if a request
-    /// may take effect late, again later.
+    /// Schedules the deletion of every trace of an acquisition from the store: now and, if a
+    /// request may take effect late, again later.
     pub(super) fn withdraw(&mut self, id: LeaseId, now: Moment, lingers: bool) {
         self.withdraw_after(id, now, Duration::ZERO, lingers);
     }

@@ -68,8 +68,8 @@ impl Name {
         let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
-            // A downgrade lets other clients in. Waiters of this client that came earlier get entries
-            // first, so that they keep their places.
+            // A downgrade lets other clients in. Waiters of this client that came earlier get
+            // entries first, so that they keep their places.
             if amendment == Amendment::Downgrade
                 && let Some(enqueue) = self.enqueue(now)
             {

@@ -28,9 +28,9 @@
 //! - **Hooks of the caller's pool are not applied.** The client's connections are made from the
 //!   pool's connect options; `after_connect` does not run on them. Put a `search_path` into the
 //!   options.
-//! - **The unique index of a table is checked once a minute.** A client with one schema for each tenant
-//!   must name the schema in [`row_of`](crate::Locks::row_of): `tenant.accounts`. The result for a
-//!   name without a schema is used for all schemas.
+//! - **The unique index of a table is checked once a minute.** A client with one schema for each
+//!   tenant must name the schema in [`row_of`](crate::Locks::row_of): `tenant.accounts`. The result
+//!   for a name without a schema is used for all schemas.
 //! - **MySQL and MariaDB with `binlog_format=STATEMENT`** are not supported: the client works at
 //!   READ COMMITTED, which the server refuses to log that way. Galera needs its cluster settings to
 //!   be visible. A Group Replication member is used while it is ONLINE and its group has one

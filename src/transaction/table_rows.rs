@@ -284,8 +284,8 @@ impl<K> RowsOf<K> {
     /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
     /// the table, the column or the unique index does not exist.
     /// [`Error::Unsupported`](crate::Error::Unsupported): there are more than 65,535 keys, on
-    /// PostgreSQL or SQLite (where the build of SQLite may have a lower limit). After a timeout on MySQL and
-    /// MariaDB, the rows locked so far stay locked until the transaction ends.
+    /// PostgreSQL or SQLite (where the build of SQLite may have a lower limit). After a timeout on
+    /// MySQL and MariaDB, the rows locked so far stay locked until the transaction ends.
     ///
     /// # Cancel safety
     ///

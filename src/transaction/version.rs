@@ -82,11 +82,12 @@ pub use crate::error::Overtaken;
 /// ```
 ///
 /// Other statements that write to the table must raise the version as well, or their changes go
-/// unnoticed. Do not insert a deleted key again: its version would be 1 again, and a writer that has
-/// read version 1 of the deleted row could overwrite the new one. Mark such rows as deleted instead,
-/// or let the database generate keys that it never repeats (SQLite: `AUTOINCREMENT`). The names of the table and the columns are quoted, so they may be any text. On
-/// PostgreSQL they are in lower case unless the table was created with quoted names. A dot
-/// separates a schema from a table.
+/// unnoticed. Do not insert a deleted key again: its version would be 1 again, and a writer that
+/// has read version 1 of the deleted row could overwrite the new one. Mark such rows as deleted
+/// instead, or let the database generate keys that it never repeats (SQLite: `AUTOINCREMENT`). The
+/// names of the table and the columns are quoted, so they may be any text. On PostgreSQL they are
+/// in lower case unless the table was created with quoted names. A dot separates a schema from a
+/// table.
 ///
 /// # Isolation levels
 ///
@@ -259,8 +260,8 @@ impl Versioned {
     /// [`Error::Conflict`]: there is a row with this key already, and nothing was written. The
     /// transaction stays usable, on PostgreSQL too. A duplicate in another unique column is an
     /// [`Error::Database`]. [`Error::Row`] with [`RowError::NotWritten`]: the database kept the
-    /// statement from inserting the row, or there was a row that has been deleted meanwhile. Otherwise
-    /// as [`read`](Self::read).
+    /// statement from inserting the row, or there was a row that has been deleted meanwhile.
+    /// Otherwise as [`read`](Self::read).
     ///
     /// # Cancel safety
     ///

@@ -22,7 +22,8 @@ impl Memory {
         changed.unwrap_or_else(|| Prepared::new(Response::Transitioned(None)))
     }
 
-    /// Returns `None` if the rows are not as the transition expects them, or a fence has locked one.
+    /// Returns `None` if the rows are not as the transition expects them, or a fence has locked
+    /// one.
     fn apply_transition(&self, transition: &Transition, now: i64) -> Option<Prepared> {
         let Transition { name, seen, is_last, .. } = transition;
         let row = self.leases.get(name)?.clone();

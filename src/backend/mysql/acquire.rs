@@ -118,8 +118,8 @@ pub(super) async fn acquire(
 }
 
 // A range of one key: InnoDB waits for a locked row that it looks up by key. In a range, it checks
-// the last committed version of a locked row and waits only if that matches. Bind order: HolderColumns,
-// ttl, name, name, id, id, owner.
+// the last committed version of a locked row and waits only if that matches. Bind order:
+// HolderColumns, ttl, name, name, id, id, owner.
 #[rustfmt::skip]
 const ACQUIRE: &str = concat!("
 UPDATE sqlock_lease AS l

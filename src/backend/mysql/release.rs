@@ -25,8 +25,8 @@ const FIRST: u64 = 16;
 
 // The holding ends if no entry waits, or if the name stays unavailable; the details of the former
 // holder are kept then. Assignments run from left to right, so the later ones read the new
-// identity. Bind order: whether a claim follows, HolderColumns, lasts, lasts, name, id, token, whether the
-// name stays unavailable, whether a claim follows.
+// identity. Bind order: whether a claim follows, HolderColumns, lasts, lasts, name, id, token,
+// whether the name stays unavailable, whether a claim follows.
 #[rustfmt::skip]
 const RELEASE: Nowait = update_lease!(
     set: ["l.token = IF(?, LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.token),

@@ -96,8 +96,9 @@ macro_rules! lease_columns {
     };
 }
 
-/// A statement that never waits for a locked row, in the syntax of each server. MariaDB can limit the wait of a statement. On MySQL, a
-/// subquery locks the row; it is evaluated first, because it provides the key.
+/// A statement that never waits for a locked row, in the syntax of each server. MariaDB can limit
+/// the wait of a statement. On MySQL, a subquery locks the row; it is evaluated first, because it
+/// provides the key.
 pub(super) struct Nowait {
     pub(super) mysql: &'static str,
     pub(super) mariadb: &'static str,

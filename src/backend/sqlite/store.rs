@@ -1,8 +1,8 @@
 //! Carries out requests on one connection.
 //!
-//! SQLite has one writer and no row locks. A request is usually one text of one or several statements,
-//! which the thread of the connection runs without returning to the caller in between. There are
-//! two kinds of text:
+//! SQLite has one writer and no row locks. A request is usually one text of one or several
+//! statements, which the thread of the connection runs without returning to the caller in between.
+//! There are two kinds of text:
 //!
 //! - [A transaction](transaction), from BEGIN IMMEDIATE to COMMIT. Its statements depend on each
 //!   other by `changes()`, the number of rows that the previous one wrote.

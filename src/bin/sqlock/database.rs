@@ -49,8 +49,8 @@ impl Database {
         Self::open_with(global, FileUse::Application).await
     }
 
-    /// Opens each of several independent databases. `create`: whether a missing SQLite file is created. Sends nothing
-    /// to a server.
+    /// Opens each of several independent databases. `create`: whether a missing SQLite file is
+    /// created. Sends nothing to a server.
     pub async fn open_each(global: &Global, create: bool, filter: LeaseFilter<'_>) -> Result<Vec<Self>, Failure> {
         let mut all = Vec::new();
         let urls = Url::find_several(global)?.split()?;

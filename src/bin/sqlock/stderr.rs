@@ -20,7 +20,8 @@ pub fn is_quiet() -> bool {
     HIDES_NOTES.load(Ordering::Relaxed)
 }
 
-/// Discards all messages from now on, except the live line: a completion must not write into the line that is edited.
+/// Discards all messages from now on, except the live line: a completion must not write into the
+/// line that is edited.
 pub fn discard_messages() {
     DISCARDS_MESSAGES.store(true, Ordering::Relaxed);
 }
@@ -139,8 +140,8 @@ static WRITER: LazyLock<Option<SyncSender<Message>>> = LazyLock::new(|| {
 });
 
 /// Writes a text in a thread of its own: a full pipe or a stopped terminal must not stop this
-/// process, which renews the lease. Returns when the text is written or after [`WRITE_TIMEOUT`], and at
-/// once if an earlier text is still being written.
+/// process, which renews the lease. Returns when the text is written or after [`WRITE_TIMEOUT`],
+/// and at once if an earlier text is still being written.
 fn write(text: Text) {
     let Some(writer) = &*WRITER else { return text.write() };
     let (written, is_written) = mpsc::sync_channel(1);

@@ -38,8 +38,8 @@ enum Subcommand {
     Release(ReleaseArgs),
     /// Purge expired records.
     ///
-    /// Purging only saves space: an expired key counts as new, or is refused, also before. Records that are
-    /// started or unknown are never touched.
+    /// Purging only saves space: an expired key counts as new, or is refused, also before. Records
+    /// that are started or unknown are never touched.
     Purge,
 }
 

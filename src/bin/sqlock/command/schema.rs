@@ -11,8 +11,8 @@ use crate::{migrations, stderr, stdout};
 ///
 /// With it, only your own migrations need the right to create tables. Nothing is sent to a
 /// database. A comment before each part has the version of the tables: with --from VERSION, a later
-/// release of sqlock prints only what was added after that version. (A SQLite file with these tables also has
-/// the leases of this command, which are in FILE-sqlock otherwise.)
+/// release of sqlock prints only what was added after that version. (A SQLite file with these
+/// tables also has the leases of this command, which are in FILE-sqlock otherwise.)
 #[derive(Args)]
 pub struct Arguments {
     /// The kind of database. By default that of the configured database.

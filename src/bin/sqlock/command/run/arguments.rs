@@ -48,8 +48,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub skip_ok: bool,
     /// The command gets --signal this long before the end of a lease that cannot be renewed, but no
-    /// earlier than a third of the TTL before it. KILL follows a tenth of the TTL before the end, at
-    /// most 1s; a --kill-after shorter than that leaves only KILL.
+    /// earlier than a third of the TTL before it. KILL follows a tenth of the TTL before the end,
+    /// at most 1s; a --kill-after shorter than that leaves only KILL.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub kill_after: Duration,
     /// The signal that asks the command to stop.

@@ -446,7 +446,8 @@ impl Supervisor<'_> {
     fn follow_stop(&mut self, signal: i32, lease: &HeldLease) {
         let Ok(signal) = Signal::try_from(signal) else { return };
         if !self.child.is_stopped() {
-            // It was continued before sqlock learned of the stop, for example by a forwarded SIGCONT.
+            // It was continued before sqlock learned of the stop, for example by a forwarded
+            // SIGCONT.
             return;
         }
         match signal {
@@ -467,7 +468,8 @@ impl Supervisor<'_> {
                     }
                     self.child.signal(Signal::SIGHUP);
                 } else if self.child.is_stopped() {
-                    // A nested run sends SIGTTOU to its group, which has the foreground, after Ctrl-Z.
+                    // A nested run sends SIGTTOU to its group, which has the foreground, after
+                    // Ctrl-Z.
                     let stops_job = signal == Signal::SIGTSTP || had_it;
                     signals::suspend(if stops_job { Suspension::Job } else { Suspension::UntilForeground });
                 }
