@@ -66,45 +66,45 @@ where
     DB: Database,
     DB::Connection: Migrate,
 {
-    let migrator = migrator(files);
-    let attempt = async || match is_current(pool, &migrator).await? {
-        true => Ok(()),
-        false => migrator.run(pool).await,
-    };
-    let start = Instant::now();
-    while let Err(error) = attempt().await {
-        pause_if_passing(error, start).await?;
-    }
-    Ok(())
+    let migrator = &migrator(files);
+    retry(|| async move {
+        if is_current(pool, migrator).await? {
+            return Ok(());
+        }
+        migrator.run(pool).await
+    })
+    .await
 }
 
 /// As [`migrate`], in one transaction, which begins with a statement for its own settings.
 #[cfg(feature = "postgres")]
 pub(crate) async fn migrate_in_transaction(pool: &sqlx::PgPool, files: Files, settings: &'static str) -> Result<()> {
-    let migrator = migrator(files);
-    let attempt = async || {
-        if is_current(pool, &migrator).await? {
+    let migrator = &migrator(files);
+    retry(|| async move {
+        if is_current(pool, migrator).await? {
             return Ok(());
         }
         let mut tx = pool.begin().await?;
         sqlx::query(settings).execute(&mut *tx).await?;
         migrator.run_direct(None, &mut *tx, false).await?;
         Ok(tx.commit().await?)
-    };
-    let start = Instant::now();
-    while let Err(error) = attempt().await {
-        pause_if_passing(error, start).await?;
-    }
-    Ok(())
+    })
+    .await
 }
 
-/// Pauses after an error that may pass, while it may. `start` is the time of the first attempt.
-async fn pause_if_passing(error: MigrateError, start: Instant) -> Result<()> {
-    if start.elapsed() < retry_limit(&error) {
+/// Repeats an attempt until it succeeds or fails for a lasting reason.
+async fn retry<F>(attempt: impl Fn() -> F) -> Result<()>
+where
+    F: Future<Output = Result<(), MigrateError>>,
+{
+    let start = Instant::now();
+    while let Err(error) = attempt().await {
+        if start.elapsed() >= retry_limit(&error) {
+            return Err(into_error(error));
+        }
         pause().await;
-        return Ok(());
     }
-    Err(into_error(error))
+    Ok(())
 }
 
 /// Returns whether all migrations are applied. Only reads.

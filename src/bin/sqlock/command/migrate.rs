@@ -20,8 +20,8 @@ pub async fn run(global: &Global) -> Outcome {
     let missing = if db.has_several_servers() { Vec::new() } else { db.missing_tables().await };
     if !missing.is_empty() {
         return Err(Failure::configuration(format!(
-            "these tables are missing, although the record of migrations says that they were created: {}. They were dropped, or not restored. \
-             Run the SQL that \"sqlock schema\" prints: it keeps existing tables.",
+            "these tables are missing, although the record of migrations says that they were created: {}. They were \
+             dropped, or not restored. Run the SQL that \"sqlock schema\" prints: it keeps existing tables.",
             missing.join(", ")
         )));
     }
