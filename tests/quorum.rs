@@ -586,24 +586,37 @@ async fn recreated_database_votes_after_the_ttl() {
 #[tokio::test]
 async fn database_with_unreadable_history_does_not_vote() {
     let trio = Trio::shared().await;
-    let [node, other, ..] = &trio.nodes[..] else { panic!("three databases") };
-    let (_, schema) = node.url.rsplit_once("%3D").expect("a search path");
-    node.execute(&format!(
-        "CREATE ROLE {schema} LOGIN PASSWORD 'secret';
-         GRANT USAGE ON SCHEMA {schema} TO {schema};
-         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema};
-         REVOKE SELECT ON _sqlock_migrations FROM {schema}"
-    ))
-    .await;
-    let host = node.url.rsplit(['@', '/']).nth(1).expect("a host");
-    let database = node.url.rsplit('/').next().expect("a database");
-    let url = format!("postgres://{schema}:secret@{host}/{database}");
-    let quorum = Quorum::new([client(node.kind, &url), other.direct()]);
-    let refused = quorum.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await;
-    let error = refused.expect_err("one vote is missing").report().to_string();
-    assert!(error.contains("_sqlock_migrations"), "{error}");
-    trio.becomes_free("a").await;
-    node.execute(&format!("DROP OWNED BY {schema}; DROP ROLE {schema}")).await;
+    for (i, node) in trio.nodes.iter().enumerate() {
+        let (server, place) = node.url.rsplit_once('/').expect("a database");
+        let host = server.rsplit(['@', '/']).next().expect("a host");
+        let (database, query) = place.split_once('?').unwrap_or((place, ""));
+        let name = query.rsplit_once("%3D").map_or(database, |(_, schema)| schema);
+        let (user, create) = match node.kind {
+            Kind::Postgres => (
+                name.to_owned(),
+                format!("CREATE ROLE {name} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA {name} TO {name}"),
+            ),
+            Kind::MySql | Kind::MariaDb => (format!("{name}@'%'"), format!("CREATE USER {name}@'%'")),
+        };
+        node.execute(&create).await;
+        for table in ["sqlock_client", "sqlock_lease", "sqlock_entry"] {
+            node.execute(&format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {user}")).await;
+        }
+        let scheme = node.url.split("://").next().expect("a scheme");
+        // MySQL has no password here, because this test is not about authentication without TLS.
+        let password = if node.kind == Kind::Postgres { ":secret" } else { "" };
+        let limited = client(node.kind, &format!("{scheme}://{name}{password}@{host}/{place}"));
+        let quorum = Quorum::new([limited, trio.nodes[(i + 1) % 3].direct()]);
+        let refused = quorum.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await;
+        let error = refused.expect_err("one vote is missing").report().to_string();
+        assert!(error.contains("_sqlock_migrations"), "{error}");
+        trio.becomes_free("a").await;
+        node.execute(&match node.kind {
+            Kind::Postgres => format!("DROP OWNED BY {name}; DROP ROLE {name}"),
+            Kind::MySql | Kind::MariaDb => format!("DROP USER {user}"),
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
