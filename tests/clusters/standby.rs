@@ -308,6 +308,8 @@ async fn leases_lost_in_asynchronous_failover_stay_fenced() {
     }
     let released = locks.lease("released").ttl(TTL).acquire().await.expect("acquired");
     let (pool_a, pool_b) = (pool(&a).await, pool(&b).await);
+    let account = "SELECT count(*) FROM pg_class WHERE relname = 'account'";
+    until("the standby to have the tables", async || number(&pool_b, account).await == 1).await;
     // A release is confirmed before it is on the disk of the standby.
     until("the standby to have that", async || {
         let sql =
