@@ -5,56 +5,19 @@ use super::{Entry, Key, Lease, Memory, MustWait, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::{Claim, EntryState, Holder, Joined, LeaseId, Mode, Response};
+use crate::token::FencingToken;
 
 impl Memory {
     pub(super) fn acquire(&self, claim: &Claim, now: i64) -> Result<Prepared, MustWait> {
         let name = &claim.name;
-        let granted = |token| Prepared::new(Response::Acquired(Ok(token)));
-        let refused = || Ok(Prepared::new(Response::Acquired(Err(self.holder_now(name, now)))));
+        if let Some(prolonged) = self.prolong(claim, now) {
+            return prolonged;
+        }
         let mut row = self.leases.get(name).cloned().unwrap_or_else(Lease::free);
-        // A repeated claim prolongs its holding. The repetition may also arrive long after the
-        // holding was extended, so it shortens nothing.
-        let client = claim.is_kept.then_some(claim.client);
-        let (ttl, expires_at) = (micros(claim.ttl), now + micros(claim.ttl));
-        if row.holder == Holder::Lease(claim.id) {
-            if self.is_lease_locked(name, Strength::Plain) {
-                return Err(MustWait);
-            }
-            let (client, ttl, expires_at) = (row.client.or(client), row.ttl.max(ttl), row.expires_at.max(expires_at));
-            let longer = Lease { client, ttl, expires_at, ..row };
-            return Ok(granted(positive(longer.token)).write(Write::Lease(name.clone(), longer)));
-        }
-        if let Some(entry @ Entry { state: EntryState::Holding(token), .. }) =
-            self.entries.get(&(name.clone(), claim.id))
-        {
-            if entry.owner.is_none() {
-                return refused();
-            }
-            if self.is_locked(&Key::Entry(name.clone(), claim.id), Strength::Plain) {
-                return Err(MustWait);
-            }
-            let (client, ttl, expires_at) =
-                (entry.client.or(client), entry.ttl.max(ttl), entry.expires_at.max(expires_at));
-            let longer = Entry { client, ttl, expires_at, ..entry.clone() };
-            return Ok(granted(positive(*token)).write(Write::Entry(name.clone(), claim.id, Some(longer))));
-        }
-        let expired = is_on(Mutation::AcquireExpired) && row.expires_at < now && matches!(row.holder, Holder::Lease(_));
-        let is_vacant = row.holder == Holder::Nobody || expired;
-        let sharing: Vec<&Entry> =
-            self.entries_named(name).filter(|(_, e)| e.state != EntryState::Waiting).map(|(_, e)| e).collect();
-        let has_room = match claim.mode {
-            Mode::Exclusive => is_vacant,
-            Mode::Shared { units, permits } => {
-                let taken: u64 = sharing.iter().map(|entry| entry.mode.units()).sum();
-                let is_shared = !sharing.is_empty() && sharing.iter().all(|entry| entry.mode != Mode::Exclusive);
-                let fits = taken + u64::from(units) <= u64::from(permits) || is_on(Mutation::IgnorePermits);
-                (is_vacant || (row.holder == Holder::Entries && is_shared)) && fits
-            }
-        };
         let overtakes =
             is_on(Mutation::OvertakeQueue) || (is_on(Mutation::ReadersOvertake) && claim.mode == Mode::READ);
-        if !has_room || (self.is_awaited(name, &row) && !overtakes) {
-            return refused();
+        if !self.has_room(claim, &row, now) || (self.is_awaited(name, &row) && !overtakes) {
+            return Ok(Prepared::new(Response::Acquired(Err(self.holder_now(name, now)))));
         }
         let strength = if row.holder == Holder::Entries { Strength::Plain } else { Strength::Ending };
         if self.is_lease_locked(name, strength) {
@@ -68,6 +31,50 @@ impl Memory {
             }
         };
         Ok(prepared.write(Write::Lease(name.clone(), row)))
+    }
+
+    /// Prolongs the holding of a repeated claim. The repetition may arrive long after the holding
+    /// was extended, so it shortens nothing. `None`: the claim has no holding.
+    fn prolong(&self, claim: &Claim, now: i64) -> Option<Result<Prepared, MustWait>> {
+        let name = &claim.name;
+        let client = claim.is_kept.then_some(claim.client);
+        let (ttl, expires_at) = (micros(claim.ttl), now + micros(claim.ttl));
+        if let Some(row) = self.leases.get(name).filter(|row| row.holder == Holder::Lease(claim.id)) {
+            if self.is_lease_locked(name, Strength::Plain) {
+                return Some(Err(MustWait));
+            }
+            let (client, ttl, expires_at) = (row.client.or(client), row.ttl.max(ttl), row.expires_at.max(expires_at));
+            let longer = Lease { client, ttl, expires_at, ..row.clone() };
+            return Some(Ok(granted(positive(row.token)).write(Write::Lease(name.clone(), longer))));
+        }
+        let entry = self.entries.get(&(name.clone(), claim.id))?;
+        let EntryState::Holding(token) = entry.state else {
+            return None;
+        };
+        if entry.owner.is_none() {
+            return Some(Ok(Prepared::new(Response::Acquired(Err(self.holder_now(name, now))))));
+        }
+        if self.is_locked(&Key::Entry(name.clone(), claim.id), Strength::Plain) {
+            return Some(Err(MustWait));
+        }
+        let (client, ttl, expires_at) = (entry.client.or(client), entry.ttl.max(ttl), entry.expires_at.max(expires_at));
+        let longer = Entry { client, ttl, expires_at, ..entry.clone() };
+        Some(Ok(granted(positive(token)).write(Write::Entry(name.clone(), claim.id, Some(longer)))))
+    }
+
+    /// Returns whether the holders of a name leave room for a claim.
+    fn has_room(&self, claim: &Claim, row: &Lease, now: i64) -> bool {
+        let expired = is_on(Mutation::AcquireExpired) && row.expires_at < now && matches!(row.holder, Holder::Lease(_));
+        let is_vacant = row.holder == Holder::Nobody || expired;
+        let Mode::Shared { units, permits } = claim.mode else {
+            return is_vacant;
+        };
+        let holding = || self.entries_named(&claim.name).filter(|(_, e)| e.state != EntryState::Waiting);
+        let taken: u64 = holding().map(|(_, entry)| entry.mode.units()).sum();
+        let mut modes = holding().map(|(_, entry)| entry.mode).peekable();
+        let is_shared = modes.peek().is_some() && modes.all(|mode| mode != Mode::Exclusive);
+        let fits = taken + u64::from(units) <= u64::from(permits) || is_on(Mutation::IgnorePermits);
+        (is_vacant || (row.holder == Holder::Entries && is_shared)) && fits
     }
 
     pub(super) fn join(&self, claim: &Claim, now: i64) -> Prepared {
@@ -119,4 +126,8 @@ impl Memory {
         writes.push(Write::Lease(name.clone(), row));
         Prepared { writes, ..answer(Joined::Done(token)) }
     }
+}
+
+fn granted(token: FencingToken) -> Prepared {
+    Prepared::new(Response::Acquired(Ok(token)))
 }

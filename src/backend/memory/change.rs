@@ -11,67 +11,72 @@ use crate::protocol::{Amended, Asked, ClientId, EntryState, Extension, Holder, K
 
 impl Memory {
     pub(super) fn extend(&self, extension: &Extension, now: i64) -> Prepared {
-        let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
-        let answer = |extended| Prepared::new(Response::Extended(extended));
-        let (ttl, expires_at) = (ttl.map_or(0, micros), now + micros(*lasts));
-        let new_client = |client: Option<ClientId>| match keeper {
-            Keeper::Same => client,
-            Keeper::Client(client) => Some(*client),
-            Keeper::NotThisClient(other) => client.filter(|client| client != other),
+        let entries = self.extend_entries(extension, now);
+        let extended = entries.or_else(|| self.extend_lease(extension, now));
+        extended.unwrap_or_else(|| Prepared::new(Response::Extended(Amended::NotHeld)))
+    }
+
+    /// Extends the entries that hold with the token. Acquisitions of one owner from several clients
+    /// share a token. `None`: no entry holds with it.
+    fn extend_entries(&self, extension: &Extension, now: i64) -> Option<Prepared> {
+        let Extension { name, renamed, token, lasts, ttl, .. } = extension;
+        let answer = |extended| Some(Prepared::new(Response::Extended(extended)));
+        let holds = |(id, e): &(LeaseId, &Entry)| {
+            is_named(extension, *id) && e.state == EntryState::Holding(token.get()) && e.owner.is_some()
         };
-        // A holding that this client keeps may seem expired: the next heartbeat would move its
-        // expiry.
-        let counts = |until, client: Option<ClientId>| {
-            let is_let_go = matches!(keeper, Keeper::NotThisClient(other) if client == Some(*other));
-            is_let_go || remaining(until, now).is_some()
-        };
-        let is_named = |other: LeaseId| id.is_none_or(|id| id == other || *renamed == Some(other));
-        // Acquisitions of one owner from several clients share a token.
-        let is_meant = |(other, e): &(LeaseId, &Entry)| {
-            is_named(*other) && e.state == EntryState::Holding(token.get()) && e.owner.is_some()
-        };
-        let mut meant = self.entries_named(name).filter(is_meant).peekable();
-        if meant.peek().is_some() {
-            let valid: Vec<(LeaseId, &Entry)> = meant.filter(|(_, e)| counts(self.entry_until(e), e.client)).collect();
-            if valid.is_empty() {
-                return answer(Amended::NotHeld);
-            }
-            // The id is part of the key of an entry, which a fence locks.
-            let strength = |id| if renamed.is_some_and(|to| to != id) { Strength::Ending } else { Strength::Plain };
-            if valid.iter().any(|(id, _)| self.is_locked(&Key::Entry(name.clone(), *id), strength(*id))) {
-                return answer(Amended::Locked);
-            }
-            return valid.into_iter().fold(answer(Amended::Done), |prepared, (id, entry)| {
-                let (ttl, expires_at) = (entry.ttl.max(ttl), entry.expires_at.max(expires_at));
-                let longer = Entry { client: new_client(entry.client), ttl, expires_at, ..entry.clone() };
-                let new_id = renamed.unwrap_or(id);
-                let gone = (new_id != id).then(|| Write::Entry(name.clone(), id, None));
-                let prepared = gone.into_iter().fold(prepared, Prepared::write);
-                prepared.write(Write::Entry(name.clone(), new_id, Some(longer)))
-            });
+        let mut holding = self.entries_named(name).filter(holds).peekable();
+        holding.peek()?;
+        let is_valid = |(_, e): &(LeaseId, &Entry)| counts(extension, self.entry_until(e), e.client, now);
+        let valid: Vec<(LeaseId, &Entry)> = holding.filter(is_valid).collect();
+        if valid.is_empty() {
+            return answer(Amended::NotHeld);
         }
-        let held_as_meant = |holder| matches!(holder, Holder::Lease(other) if is_named(other));
-        let row = self.leases.get(name).filter(|row| held_as_meant(row.holder) && row.token == token.get());
-        match (row, id) {
-            (None, Some(id)) if is_on(Mutation::ExtendReleased) => match self.leases.get(name) {
-                Some(row) if row.token == token.get() && row.holder == Holder::Nobody => {
-                    let client = new_client(None);
-                    let again = Lease { holder: Holder::Lease(*id), client, ttl, expires_at, ..row.clone() };
-                    answer(Amended::Done).write(Write::Lease(name.clone(), again))
-                }
-                _ => answer(Amended::NotHeld),
-            },
-            (Some(row), _) if counts(self.valid_until(row.expires_at, row.client, row.ttl), row.client) => {
-                if self.is_lease_locked(name, Strength::Plain) {
-                    return answer(Amended::Locked);
-                }
-                let (ttl, expires_at) = (row.ttl.max(ttl), row.expires_at.max(expires_at));
-                let holder = renamed.map_or(row.holder, Holder::Lease);
-                let longer = Lease { holder, client: new_client(row.client), ttl, expires_at, ..row.clone() };
-                answer(Amended::Done).write(Write::Lease(name.clone(), longer))
-            }
-            _ => answer(Amended::NotHeld),
+        // The id is part of the key of an entry, which a fence locks.
+        let strength = |id| if renamed.is_some_and(|to| to != id) { Strength::Ending } else { Strength::Plain };
+        if valid.iter().any(|(id, _)| self.is_locked(&Key::Entry(name.clone(), *id), strength(*id))) {
+            return answer(Amended::Locked);
         }
+        let mut prepared = Prepared::new(Response::Extended(Amended::Done));
+        for (id, entry) in valid {
+            let longer = Entry {
+                client: new_client(extension, entry.client),
+                ttl: entry.ttl.max(ttl.map_or(0, micros)),
+                expires_at: entry.expires_at.max(now + micros(*lasts)),
+                ..entry.clone()
+            };
+            let new_id = renamed.unwrap_or(id);
+            if new_id != id {
+                prepared = prepared.write(Write::Entry(name.clone(), id, None));
+            }
+            prepared = prepared.write(Write::Entry(name.clone(), new_id, Some(longer)));
+        }
+        Some(prepared)
+    }
+
+    /// Extends the holding in the row of the name. `None`: it does not hold with the token.
+    fn extend_lease(&self, extension: &Extension, now: i64) -> Option<Prepared> {
+        let Extension { name, id, renamed, token, lasts, ttl, .. } = extension;
+        let row = self.leases.get(name).filter(|row| row.token == token.get())?;
+        let holder = match row.holder {
+            Holder::Lease(id) if is_named(extension, id) => renamed.unwrap_or(id),
+            Holder::Nobody if is_on(Mutation::ExtendReleased) => (*id)?,
+            _ => return None,
+        };
+        let until = self.valid_until(row.expires_at, row.client, row.ttl);
+        if row.holder != Holder::Nobody && !counts(extension, until, row.client, now) {
+            return None;
+        }
+        if self.is_lease_locked(name, Strength::Plain) {
+            return Some(Prepared::new(Response::Extended(Amended::Locked)));
+        }
+        let longer = Lease {
+            holder: Holder::Lease(holder),
+            client: new_client(extension, row.client),
+            ttl: row.ttl.max(ttl.map_or(0, micros)),
+            expires_at: row.expires_at.max(now + micros(*lasts)),
+            ..row.clone()
+        };
+        Some(Prepared::new(Response::Extended(Amended::Done)).write(Write::Lease(name.clone(), longer)))
     }
 
     pub(super) fn downgrade(&self, name: &LockName, id: LeaseId, token: i64) -> Prepared {
@@ -163,5 +168,26 @@ impl Memory {
     /// Returns the row of a name that one lease holds with this token.
     pub(super) fn exclusive_holding(&self, name: &LockName, id: LeaseId, token: i64) -> Option<Lease> {
         self.leases.get(name).filter(|row| row.holder == Holder::Lease(id) && row.token == token).cloned()
+    }
+}
+
+/// Returns whether an extension is about this acquisition.
+fn is_named(extension: &Extension, id: LeaseId) -> bool {
+    extension.id.is_none_or(|named| named == id) || extension.renamed == Some(id)
+}
+
+/// Returns whether a holding is valid for an extension. A holding that the client itself keeps may
+/// seem expired: the next heartbeat would move its expiry.
+fn counts(extension: &Extension, until: i64, client: Option<ClientId>, now: i64) -> bool {
+    let is_let_go = matches!(extension.keeper, Keeper::NotThisClient(other) if client == Some(other));
+    is_let_go || remaining(until, now).is_some()
+}
+
+/// Returns the client whose heartbeat keeps a holding after an extension.
+fn new_client(extension: &Extension, client: Option<ClientId>) -> Option<ClientId> {
+    match extension.keeper {
+        Keeper::Same => client,
+        Keeper::Client(client) => Some(client),
+        Keeper::NotThisClient(other) => client.filter(|client| *client != other),
     }
 }

@@ -1,6 +1,6 @@
 //! Ends holdings: by release, withdrawal or eviction.
 
-use super::{End, Entry, Memory, Prepared, Strength, Write};
+use super::{End, Entry, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -10,73 +10,76 @@ use crate::token::FencingToken;
 
 impl Memory {
     pub(super) fn release(&self, release: &Release, now: i64) -> Prepared {
-        let (name, token) = (&release.name, release.token.get());
         let answer = |released| Prepared::new(Response::Released(released));
-        let Some(mut row) = self.leases.get(name).cloned() else {
+        let Some(row) = self.leases.get(&release.name) else {
             return answer(Released::NotHeld { lost: 0, token: 0 });
         };
-        if let Some(entry) =
-            self.owned_entry(name, release.id).filter(|entry| entry.state == EntryState::Holding(token))
-        {
-            if self.is_entry_locked(name, release.id) && !is_on(Mutation::ReleaseThroughFence) {
-                return answer(Released::Locked);
-            }
-            let reserved = (!release.keep_for.is_zero()).then(|| Entry {
-                client: None,
-                owner: None,
-                expires_at: now + micros(release.keep_for),
-                ..entry.clone()
-            });
-            let awaited = self.is_awaited(name, &row);
-            let mut prepared = answer(Released::Ended { awaited });
-            let is_shared = |(id, e): (LeaseId, &Entry)| e.state == entry.state && id != release.id;
-            if !self.entries_named(name).any(is_shared) {
-                prepared.ends.push((name.clone(), token, End::Released));
-            }
-            return prepared.write(Write::Entry(name.clone(), release.id, reserved));
+        let holds = |entry: &&Entry| entry.state == EntryState::Holding(release.token.get());
+        if let Some(entry) = self.owned_entry(&release.name, release.id).filter(holds) {
+            return self.release_entry(release, row, entry, now);
         }
-        let is_held = row.holder == Holder::Lease(release.id) && row.token == token;
+        let is_held = row.holder == Holder::Lease(release.id) && row.token == release.token.get();
         let is_held = is_held || (is_on(Mutation::ReleaseUnchecked) && matches!(row.holder, Holder::Lease(_)));
         if !is_held {
             return answer(Released::NotHeld { lost: row.lost, token: row.token });
         }
-        if self.is_lease_locked(name, Strength::Ending) && !is_on(Mutation::ReleaseThroughFence) {
+        if self.is_lease_locked(&release.name, Strength::Ending) && !is_on(Mutation::ReleaseThroughFence) {
             return answer(Released::Locked);
         }
-        let lease = |row| Write::Lease(name.clone(), row);
-        let ended = |released, row| {
-            let mut prepared = answer(released).write(lease(row));
-            prepared.ends.push((name.clone(), token, End::Released));
-            prepared
-        };
-        if !release.keep_for.is_zero() {
+        self.release_lease(release, row.clone(), now).unwrap_or_else(|| answer(Released::Awaited))
+    }
+
+    /// Ends the holding of an entry, or reserves the name for the rest of a minimum time.
+    fn release_entry(&self, release: &Release, row: &Lease, entry: &Entry, now: i64) -> Prepared {
+        let Release { name, id, token, keep_for, .. } = release;
+        if self.is_entry_locked(name, *id) && !is_on(Mutation::ReleaseThroughFence) {
+            return Prepared::new(Response::Released(Released::Locked));
+        }
+        let reserved = (!keep_for.is_zero()).then(|| Entry {
+            client: None,
+            owner: None,
+            expires_at: now + micros(*keep_for),
+            ..entry.clone()
+        });
+        let awaited = self.is_awaited(name, row);
+        let mut prepared = Prepared::new(Response::Released(Released::Ended { awaited }));
+        let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && other != *id;
+        if !self.entries_named(name).any(is_shared) {
+            prepared.ends.push((name.clone(), token.get(), End::Released));
+        }
+        prepared.write(Write::Entry(name.clone(), *id, reserved))
+    }
+
+    /// Ends the holding in the row of the name, and grants the name to the next acquisition.
+    /// `None`: only a transition can find the next one.
+    fn release_lease(&self, release: &Release, mut row: Lease, now: i64) -> Option<Prepared> {
+        let Release { name, token, keep_for, next, .. } = release;
+        let mut granted_entry = None;
+        let released = if !keep_for.is_zero() {
             (row.holder, row.client, row.owner) = (Holder::Kept, None, None);
-            row.expires_at = now + micros(release.keep_for);
-            return ended(Released::Ended { awaited: self.is_awaited(name, &row) }, row);
-        }
-        if self.is_awaited(name, &row) {
-            let queue = self.read(name, 64, now);
-            let first = queue.and_then(|queue| queue.waiting().find(|entry| entry.remaining.is_some()).cloned());
-            let Some(first) = first.filter(|e| e.mode == Mode::Exclusive && release.next.is_none()) else {
-                return answer(Released::Awaited);
-            };
-            if self.is_entry_locked(name, first.id) {
-                return answer(Released::Awaited);
+            row.expires_at = now + micros(*keep_for);
+            Released::Ended { awaited: self.is_awaited(name, &row) }
+        } else if self.is_awaited(name, &row) {
+            let queue = self.read(name, 64, now)?;
+            let first = queue.waiting().find(|entry| entry.remaining.is_some())?;
+            if first.mode != Mode::Exclusive || next.is_some() || self.is_entry_locked(name, first.id) {
+                return None;
             }
+            granted_entry = Some(first.id);
             let keeper = first.client.filter(|_| first.is_kept);
-            let granted = row.grant_to(first.id, first.owner, keeper, first.ttl.min(GRANT), now);
-            return ended(Released::ToEntry(granted), row).write(Write::Entry(name.clone(), first.id, None));
-        }
-        match &release.next {
-            Some(claim) => {
-                let granted = row.grant(claim, now);
-                ended(Released::ToNext(granted.token), row)
-            }
-            None => {
-                row.end();
-                ended(Released::Ended { awaited: false }, row)
-            }
-        }
+            Released::ToEntry(row.grant_to(first.id, first.owner, keeper, first.ttl.min(GRANT), now))
+        } else if let Some(claim) = next {
+            Released::ToNext(row.grant(claim, now).token)
+        } else {
+            row.end();
+            Released::Ended { awaited: false }
+        };
+        let mut prepared = Prepared::new(Response::Released(released)).write(Write::Lease(name.clone(), row));
+        prepared.ends.push((name.clone(), token.get(), End::Released));
+        Some(match granted_entry {
+            Some(id) => prepared.write(Write::Entry(name.clone(), id, None)),
+            None => prepared,
+        })
     }
 
     pub(super) fn withdraw(&self, name: &LockName, id: LeaseId, except: Option<FencingToken>) -> Prepared {
