@@ -200,6 +200,15 @@ impl HolderChange {
             Self::None | Self::Free | Self::Claim(_) => &[],
         }
     }
+
+    /// Returns the acquisitions that get the name, in the order of their tokens.
+    #[cfg(any(feature = "mysql", feature = "sqlite"))]
+    pub(crate) fn granted_ids(&self) -> Vec<LeaseId> {
+        match self {
+            Self::Claim(claim) => vec![claim.id],
+            _ => self.grantees().iter().map(|grantee| grantee.id).collect(),
+        }
+    }
 }
 
 /// A waiting entry that gets the name, and how long its grant lasts.

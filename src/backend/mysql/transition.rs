@@ -124,57 +124,106 @@ pub(super) async fn transition(
     sending: Sending,
     transition: &Transition,
 ) -> Result<Option<Vec<Granted>>, sqlx::Error> {
-    let Transition { seen, given_up, expired, change, is_last, .. } = transition;
-    let is_held_by_lease = matches!(seen.holder, Holder::Lease(_));
-    let ends_row = is_held_by_lease || seen.holder == Holder::Kept;
+    let Transition { seen, expired, change, is_last, .. } = transition;
+    let ends_row = matches!(seen.holder, Holder::Lease(_) | Holder::Kept);
     // This store sets no marks, so no queue was read with one.
     if (*is_last && seen.waiting != 0) || (ends_row && matches!(change, HolderChange::None)) {
         return Ok(None);
     }
-    let grantees = change.grantees();
-    let names = &*name_literal(&transition.name);
-    let gone = &*list_ids(expired.iter().copied());
-    let granted = &*list_ids(grantees.iter().map(|grantee| grantee.id));
-    let all = &*list_ids(expired.iter().copied().chain(grantees.iter().map(|grantee| grantee.id)));
-    let is_taken = is_held_by_lease && given_up.is_none();
-    let losers = [names, if is_taken { "1" } else { "0" }, names, gone];
-
-    let mut conditions = {
-        let count = (expired.len() + grantees.len()).to_string();
-        filled(condition::IS_LOCKED, &[&count, losers[0], losers[1], losers[2], losers[3]])
-    };
-    let mut require = |sql: &str, literals: &[&str]| {
-        conditions.push_str(" AND");
-        conditions.push_str(&filled(sql, literals));
-    };
-    if ends_row && (given_up.is_none() || !is_held_by_lease) {
-        require(condition::HOLDER_HAS_EXPIRED, &[names]);
-    }
-    require(condition::ENTRIES_HAVE_EXPIRED, &[names, gone, &expired.len().to_string()]);
-    require(condition::ENTRIES_WAIT, &[names, granted, &grantees.len().to_string()]);
-    match change {
-        HolderChange::None => {}
-        HolderChange::Free | HolderChange::Exclusive(_) => require(condition::NO_HOLDER, &[names, gone]),
-        HolderChange::Shared(_) => require(condition::NO_EXCLUSIVE_HOLDER, &[names, gone]),
-        HolderChange::Claim(claim) => {
-            let is_exclusive = claim.mode == Mode::Exclusive;
-            let free = if is_exclusive { condition::NO_HOLDER } else { condition::NO_EXCLUSIVE_HOLDER };
-            require(free, &[names, gone]);
-            require(condition::NO_WAITER, &[names, gone]);
-        }
-    }
+    let literals = Literals::new(transition);
+    let Literals { name, gone, .. } = &literals;
+    let losers = literals.losers();
 
     let mut script = Script::new(sending);
-    script.add(LOCK_LEASE, &[names, &id_literal(holder_text(seen.holder)), &seen.token.to_string()]);
-    script.add(LOCK_ENTRIES, &[names, all]);
+    script.add(LOCK_LEASE, &[name, &id_literal(holder_text(seen.holder)), &literals.token]);
+    script.add(LOCK_ENTRIES, &[name, &literals.locked]);
     script.add(LOCK_CLIENTS, &losers);
-    script.add(DECIDE, &[&conditions, names, &seen.token.to_string()]);
+    script.add(DECIDE, &[&conditions(transition, &literals), name, &literals.token]);
     script.add(NOTICE, &losers);
-    script.add(WRITE_LOSS, &[losers[1], gone, gone]);
+    script.add(WRITE_LOSS, &[literals.lease_expires, gone, gone]);
     for id in expired {
         script.add(DELETE, &[&id_literal(id)]);
     }
-    let mut ids: Vec<LeaseId> = Vec::new();
+    add_change(&mut script, change);
+    let row = script.run(conn, RESULT).await?;
+    if !read_flag(&row, 0)? {
+        return Ok(None);
+    }
+    let first: u64 = sqlx::Row::try_get(&row, 1)?;
+    let grant = |(id, token_of): (LeaseId, u64)| Ok(Granted { id, token: token(token_of)? });
+    change.granted_ids().into_iter().zip(first..).map(grant).collect::<Result<_, sqlx::Error>>().map(Some)
+}
+
+/// The literals that several statements of a transition share.
+struct Literals {
+    name: String,
+    /// The token that was read.
+    token: String,
+    /// Whether the holder of the row expires: 1 or 0.
+    lease_expires: &'static str,
+    /// The ids of the expired entries.
+    gone: String,
+    /// The ids of the grantees.
+    granted: String,
+    /// The ids of both.
+    locked: String,
+}
+
+impl Literals {
+    fn new(transition: &Transition) -> Self {
+        let Transition { name, seen, given_up, expired, change, .. } = transition;
+        let lease_expires = matches!(seen.holder, Holder::Lease(_)) && given_up.is_none();
+        let expired = || expired.iter().copied();
+        let granted = || change.grantees().iter().map(|grantee| grantee.id);
+        Self {
+            name: name_literal(name),
+            token: seen.token.to_string(),
+            lease_expires: if lease_expires { "1" } else { "0" },
+            gone: list_ids(expired()),
+            granted: list_ids(granted()),
+            locked: list_ids(expired().chain(granted())),
+        }
+    }
+
+    /// Returns the literals of `losers!`.
+    fn losers(&self) -> [&str; 4] {
+        [&self.name, self.lease_expires, &self.name, &self.gone]
+    }
+}
+
+/// Joins the conditions of a transition.
+fn conditions(transition: &Transition, literals: &Literals) -> String {
+    let Transition { seen, given_up, expired, change, .. } = transition;
+    let Literals { name, gone, granted, .. } = literals;
+    let [in_row, lease_expires, in_entries, ended] = literals.losers();
+    let grantees = change.grantees().len();
+    let locked = (expired.len() + grantees).to_string();
+
+    let mut all = vec![filled(condition::IS_LOCKED, &[&locked, in_row, lease_expires, in_entries, ended])];
+    let mut require = |sql: &str, literals: &[&str]| all.push(filled(sql, literals));
+    match seen.holder {
+        Holder::Lease(_) if given_up.is_some() => {}
+        Holder::Lease(_) | Holder::Kept => require(condition::HOLDER_HAS_EXPIRED, &[name]),
+        Holder::Nobody | Holder::Entries => {}
+    }
+    require(condition::ENTRIES_HAVE_EXPIRED, &[name, gone, &expired.len().to_string()]);
+    require(condition::ENTRIES_WAIT, &[name, granted, &grantees.to_string()]);
+    match change {
+        HolderChange::None => {}
+        HolderChange::Free | HolderChange::Exclusive(_) => require(condition::NO_HOLDER, &[name, gone]),
+        HolderChange::Shared(_) => require(condition::NO_EXCLUSIVE_HOLDER, &[name, gone]),
+        HolderChange::Claim(claim) => {
+            let is_exclusive = claim.mode == Mode::Exclusive;
+            let free = if is_exclusive { condition::NO_HOLDER } else { condition::NO_EXCLUSIVE_HOLDER };
+            require(free, &[name, gone]);
+            require(condition::NO_WAITER, &[name, gone]);
+        }
+    }
+    all.join(" AND")
+}
+
+/// Adds the statements that write the new holder.
+fn add_change(script: &mut Script, change: &HolderChange) {
     match change {
         HolderChange::None => {}
         HolderChange::Free => script.add(FREE, &[]),
@@ -182,7 +231,6 @@ pub(super) async fn transition(
             let ttl = &*micros(*ttl).to_string();
             script.add(GRANT_ALONE, &[&id_literal(id), ttl, ttl]);
             script.add(DELETE, &[&id_literal(id)]);
-            ids.push(*id);
         }
         HolderChange::Shared(grantees) => {
             let above = grantees.len().checked_sub(1).map_or_else(|| "NULL".into(), |above| above.to_string());
@@ -190,21 +238,10 @@ pub(super) async fn transition(
             for (number, Grantee { id, ttl }) in grantees.iter().enumerate() {
                 let ttl = &*micros(*ttl).to_string();
                 script.add(GRANT_SHARE, &[&number.to_string(), ttl, ttl, &id_literal(id)]);
-                ids.push(*id);
             }
         }
-        HolderChange::Claim(claim) => {
-            grant_claim(&mut script, claim);
-            ids.push(claim.id);
-        }
+        HolderChange::Claim(claim) => grant_claim(script, claim),
     }
-    let row = script.run(conn, RESULT).await?;
-    if !read_flag(&row, 0)? {
-        return Ok(None);
-    }
-    let first: u64 = sqlx::Row::try_get(&row, 1)?;
-    let grant = |(id, token_of): (LeaseId, u64)| Ok(Granted { id, token: token(token_of)? });
-    ids.into_iter().zip(first..).map(grant).collect::<Result<_, sqlx::Error>>().map(Some)
 }
 
 /// Joins ids as literals for IN. The list is never empty: it begins with an id that no row has.

@@ -169,10 +169,7 @@ pub(super) async fn transition(
     let Some(token) = rows.first().map(|row| row.number("token")).transpose()? else {
         return Ok(None);
     };
-    let ids: Vec<LeaseId> = match change {
-        HolderChange::Claim(claim) => vec![claim.id],
-        _ => grantees.iter().map(|grantee| grantee.id).collect(),
-    };
+    let ids = change.granted_ids();
     let first = token - ids.len() as i64 + 1;
     Ok(Some(
         (first..).zip(ids).filter_map(|(token, id)| Some(Granted { id, token: FencingToken::new(token)? })).collect(),
