@@ -120,6 +120,7 @@ impl Backend for MySqlBackend {
             let _ = timeout(CONNECT_WITHIN, checked.close()).await;
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
+                .after_connect(|conn, _| Box::pin(async move { configure(conn).await.map(drop) }))
                 .connect_with((*self.options).clone())
                 .await
                 .map_err(schema::connect_error)?;

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::witness::Witness;
+use crate::support::server::Server;
 use crate::support::{Database, Fresh, SOON, builder, connect, empty, fresh, soon};
 use crate::{DATABASE, Sql};
 
@@ -365,6 +366,25 @@ async fn interrupted_migration_is_repaired() {
     let unfinished = AssertSqlSafe(format!("SELECT count(*) FROM _sqlock_migrations WHERE {unfinished}"));
     let unfinished: i64 = sqlx::query_scalar(unfinished).fetch_one(&pool).await.expect("the history");
     assert_eq!(unfinished, 0);
+}
+
+/// Settings of MySQL and MariaDB that change the effect of sqlx's own statements.
+#[tokio::test]
+async fn migration_works_whatever_the_server_settings() {
+    let Some(kind) = DATABASE.server().filter(|_| DATABASE.is_mysql()) else {
+        return;
+    };
+    let server = Server::start(kind);
+    let db = Fresh::at(server.url());
+    let admin = db.pool_of(1).await;
+    for setting in ["sql_select_limit = 2", "sql_safe_updates = 1", "completion_type = 1"] {
+        run(&admin, &format!("SET GLOBAL {setting}")).await;
+    }
+    for _ in 0..2 {
+        let locks = db.locks().await;
+        soon("the migration", locks.migrate()).await.expect("migrate");
+        works(&locks).await;
+    }
 }
 
 #[tokio::test]
