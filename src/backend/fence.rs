@@ -32,4 +32,6 @@ pub enum FenceOutcome {
     Superseded,
     /// The snapshot of the transaction is older than the holding.
     StaleSnapshot,
+    /// The transaction had ended.
+    NoTransaction,
 }

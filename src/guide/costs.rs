@@ -11,7 +11,7 @@
 //! | release | 1; on PostgreSQL it does not wait for the disk unless it hands the name over, or a synchronous standby is required: if the server crashes within a second, its client repeats it, and without the client the name is free after its TTL |
 //! | acquire or release many names at once in one process | PostgreSQL and SQLite 1 for up to 256 of them, MySQL and MariaDB 7 in one round trip for up to 32 |
 //! | enter again, in the same client | 0 |
-//! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction; on Galera 2, or 3 for a shared lease |
+//! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction, and on PostgreSQL and SQLite 1 that checks that it is open; on Galera 2, or 3 for a shared lease |
 //! | a request that takes effect once | 2, in its transaction: the claim and the result; MySQL and MariaDB 1 more on a connection of the client. A repetition: 2, there 1 |
 //! | [`set_note`](crate::Lease::set_note), [`last_note`](crate::Locks::last_note) | 1; MySQL, MariaDB: the first `set_note` of a holding 2, or 3 where it deletes the note of a former holder |
 //! | [`ask_to_release`](crate::Locks::ask_to_release) | 1; each client that is asked looks its leases up, 1 for each |

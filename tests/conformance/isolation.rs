@@ -436,3 +436,17 @@ async fn fence_outside_a_transaction_is_refused() {
     drop(tx);
     lease.release().await.expect("release");
 }
+
+/// sqlx still counts the transaction.
+#[tokio::test]
+async fn fence_after_a_commit_by_hand_is_refused() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let lease = locks.lease("a").acquire().await.expect("acquire");
+    let mut tx = books.pool.begin().await.expect("begin");
+    sqlx::query("COMMIT").execute(&mut *tx).await.expect("an end behind its back");
+    let error = lease.fence(&mut tx).await.expect_err("there is nothing to fence");
+    assert!(matches!(error, Error::Fence(FenceError::NoTransaction)), "{error}");
+    drop(tx);
+    lease.release().await.expect("release");
+}

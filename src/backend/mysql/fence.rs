@@ -50,6 +50,9 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &FenceCheck) -> Res
     }
 }
 
+// Outside of a transaction, a savepoint ends with its statement, and its release fails with 1305.
+// https://dev.mysql.com/doc/refman/8.4/en/savepoint.html
+//
 // Locks the row of the holding until the transaction ends: that of the name, or the entry of an
 // acquisition that shares. A row that is looked up but does not match would stay locked too, and at
 // REPEATABLE READ a missing row would lock a gap. So the inner query first reads the snapshot of
@@ -57,6 +60,8 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &FenceCheck) -> Res
 // token.
 #[rustfmt::skip]
 const FENCE: &str = "
+SAVEPOINT sqlock_fence;
+RELEASE SAVEPOINT sqlock_fence;
 (SELECT 1 FROM sqlock_lease AS l
   WHERE l.name = (SELECT s.name FROM sqlock_lease AS s WHERE s.name = ? AND s.id = ? AND s.token = ?)
     AND l.id = ? AND l.token = ?
@@ -87,8 +92,11 @@ async fn fence_by_locking(
     conn: &mut MySqlConnection,
     Literals { name, id, token, name_end, id_end }: &Literals,
 ) -> Result<FenceOutcome, sqlx::Error> {
-    if first_row(conn, FENCE, &[name, id, token, id, token, name, id, token, id, token]).await?.is_some() {
-        return Ok(FenceOutcome::Fenced);
+    match first_row(conn, FENCE, &[name, id, token, id, token, name, id, token, id, token]).await {
+        Err(error) if number(&error) == Some(1305) => return Ok(FenceOutcome::NoTransaction),
+        Err(error) => return Err(error),
+        Ok(Some(_)) => return Ok(FenceOutcome::Fenced),
+        Ok(None) => {}
     }
     match first_row(conn, PRESENT, &[name, name_end, id, token, name, id, id_end, token]).await {
         Ok(None) => Ok(FenceOutcome::Superseded),

@@ -1,8 +1,12 @@
 //! The fence: keeps a holding from ending until the caller's transaction ends.
 
-use sqlx::{PgConnection, Row as _};
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::backend::fence::{FenceCheck, FenceOutcome};
+
+// Outside of a transaction, SAVEPOINT fails with 25P01.
+// https://www.postgresql.org/docs/current/sql-savepoint.html
+const CHECK_TRANSACTION: &str = "SAVEPOINT sqlock_fence; RELEASE SAVEPOINT sqlock_fence";
 
 // $1 name, $2 id, $3 token. FOR KEY SHARE blocks every statement that ends a holding until the
 // transaction ends. Statements that leave the holder unchanged pass.
@@ -27,6 +31,12 @@ SELECT EXISTS (SELECT FROM alone) OR EXISTS (SELECT FROM share) AS is_held,
 /// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
 /// on this connection ends.
 pub(super) async fn fence(connection: &mut PgConnection, check: &FenceCheck) -> Result<FenceOutcome, sqlx::Error> {
+    match connection.execute(CHECK_TRANSACTION).await {
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("25P01") => {
+            return Ok(FenceOutcome::NoTransaction);
+        }
+        checked => checked?,
+    };
     // A holding may become a share of its name, with the same token, between the snapshot of a
     // statement and the lock. The next statement sees that.
     for _ in 0..2 {

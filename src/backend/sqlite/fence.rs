@@ -1,6 +1,6 @@
 //! The fence: keeps a holding from ending until the caller's transaction ends.
 
-use sqlx::SqliteConnection;
+use sqlx::{Executor as _, SqliteConnection};
 
 use crate::backend::fence::{FenceCheck, FenceOutcome};
 
@@ -19,6 +19,11 @@ UPDATE sqlock_lease SET token = token
 /// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
 /// on this connection ends.
 pub(super) async fn fence(conn: &mut SqliteConnection, check: &FenceCheck) -> Result<FenceOutcome, sqlx::Error> {
+    // SQLite refuses to begin a transaction inside another one.
+    if conn.execute("BEGIN").await.is_ok() {
+        conn.execute("ROLLBACK").await?;
+        return Ok(FenceOutcome::NoTransaction);
+    }
     let query = sqlx::query(FENCE).bind(&check.name).bind(&check.id).bind(check.token);
     match query.execute(conn).await {
         Ok(done) if done.rows_affected() == 1 => Ok(FenceOutcome::Fenced),
