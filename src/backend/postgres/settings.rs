@@ -34,6 +34,15 @@ const REPLICATES_SYNCHRONOUSLY: &str = "
 SELECT current_setting('synchronous_standby_names') <> ''
        AND ($1 OR current_setting('synchronous_commit') IN ('on', 'remote_apply'))";
 
+/// Begins a transaction of several commands. The server ends one whose client has disappeared
+/// between two of them: its locks would keep other clients from taking names over.
+/// <https://www.postgresql.org/docs/current/runtime-config-client.html#GUC-IDLE-IN-TRANSACTION-SESSION-TIMEOUT>
+macro_rules! begin {
+    () => {
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL idle_in_transaction_session_timeout = '5s'"
+    };
+}
+
 impl Settings {
     /// Reads the settings of a connection. Returns an error if the server is read-only, or does not
     /// replicate as required.
@@ -94,10 +103,8 @@ impl Settings {
     pub(super) async fn begin(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let begin = match self.transaction {
             TransactionMode::None => return Ok(()),
-            TransactionMode::Durable => {
-                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on"
-            }
-            TransactionMode::AsConfigured => "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+            TransactionMode::Durable => concat!(begin!(), "; SET LOCAL synchronous_commit = on"),
+            TransactionMode::AsConfigured => begin!(),
         };
         connection.execute(begin).await.map(drop)
     }
