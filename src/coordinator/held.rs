@@ -169,6 +169,7 @@ impl HeldLease {
         let is_held = |presence: &Presence| matches!(presence, Presence::Holding { remaining: Some(_), .. });
         match timeout(LOOK_WITHIN, answer).await {
             Ok(Ok(Ok(Response::Polled(polled)))) => Ok(polled.iter().flat_map(|p| &p.presences).any(is_held)),
+            Ok(Ok(Err(error))) => Err(error),
             _ => Err(Error::Unavailable { attempted, reason: no_answer_within(LOOK_WITHIN), source: None }),
         }
     }
