@@ -154,7 +154,10 @@ impl Name {
         if let Some(waiter) = self.foremost().find(joins) {
             return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
         }
-        if self.candidate().is_some_and(|waiter| waiter.tries() && waiter.retry_at <= now) && !self.is_held_alone() {
+        // After an overtaken decision, the next read waits for its pause.
+        let pauses = self.overtaken > 0 && self.read_at.is_some();
+        let tries = self.candidate().is_some_and(|waiter| waiter.tries() && waiter.retry_at <= now);
+        if tries && !pauses && !self.is_held_alone() {
             self.read_at = Some(now);
             return Some(read(name, None));
         }
