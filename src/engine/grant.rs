@@ -216,7 +216,7 @@ impl Engine {
         }
         let mut is_any = false;
         for waiter in state.waiters.iter_mut().filter(|waiter| ids.contains(&waiter.claim.id)) {
-            waiter.state = WaiterState::Queued;
+            (waiter.state, waiter.may_join) = (WaiterState::Queued, false);
             is_any = true;
             if matches!(holder, HolderNow::Valid { .. }) && waiter.report_wait() {
                 self.actions.push(Action::Waits { waiter: waiter.id });
