@@ -83,6 +83,8 @@ pub(super) struct Name {
     pub(super) release_requested_up_to: i64,
     /// Other clients are known to wait for the name.
     pub(super) is_wanted: bool,
+    /// Since when a decision has been put off because entries of other clients seem to be dead.
+    pub(super) put_off_since: Option<Moment>,
     /// How often in a row a decision was overtaken.
     pub(super) overtaken: u32,
 }

@@ -19,6 +19,10 @@ use crate::protocol::{
 };
 use crate::token::FencingToken;
 
+/// The longest time that a decision is put off because entries of other clients seem to be dead:
+/// several heartbeats.
+pub(super) const LONGEST_DELAY: Duration = GRANT.saturating_mul(2);
+
 /// How the waiters of this client differ from a queue as read.
 #[derive(Default)]
 struct Differences {
@@ -138,20 +142,26 @@ impl Engine {
 
     /// Puts the decision off, and returns `true`, while entries of other clients seem to be dead
     /// after an interruption: those clients may have been cut off like this one, and get the time
-    /// for a heartbeat before their entries are passed over.
+    /// for a heartbeat before their entries are passed over. A store that stays slow does not put
+    /// the decision off for longer than [`LONGEST_DELAY`].
     fn puts_off_decision(&mut self, now: Moment, name: &LockName, queue: &Queue) -> bool {
         let client = self.heartbeat.client;
         let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
-        if self.is_steady(now) || !queue.waiting().any(is_silent) {
+        let is_unsure = !self.is_steady(now) && queue.waiting().any(is_silent);
+        let again_at = self.steady_at.max(now + POLL_FIRST);
+        let Some(state) = self.names.get_mut(name) else {
+            return false;
+        };
+        let since = state.put_off_since.unwrap_or(now);
+        if !is_unsure || now.since(since) >= LONGEST_DELAY {
+            state.put_off_since = None;
             return false;
         }
-        let again_at = self.steady_at.max(now + POLL_FIRST);
-        if let Some(state) = self.names.get_mut(name) {
-            state.read_at = Some(again_at);
-            state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.again_at = again_at);
-            let tries = state.candidate().filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
-            state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.retry_at = again_at);
-        }
+        state.put_off_since = Some(since);
+        state.read_at = Some(again_at);
+        state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.again_at = again_at);
+        let tries = state.candidate().filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
+        state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.retry_at = again_at);
         true
     }
 
