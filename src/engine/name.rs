@@ -2,8 +2,8 @@
 //!
 //! At most one statement that changes a name is in flight at any time, so answers never cross. The
 //! first waiter asks the store; after a refusal, it gets an entry there. The other waiters wait
-//! behind it in this process. Entries get those that could hold the name together with the first,
-//! the next waiter behind them, and those whose owner may share the name again.
+//! behind it in this process. These waiters get entries: those that could hold the name together
+//! with the first, the next waiter behind them, and those whose owner may share the name again.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -145,11 +145,12 @@ impl Name {
         self.remove_waiter(i)
     }
 
-    /// Whether the store has not answered a waiter: the waiter only tries, or a request that it
-    /// needs has been in flight for too long.
+    /// Whether the store has not answered a waiter: a request that it needs has been in flight for
+    /// too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let waits_for_answer = |waiter: &Waiter| match waiter.state {
+            _ if waiter.tries() => is_silent(SILENCE),
             WaiterState::New => {
                 let is_first = self.first().is_some_and(|first| first.id == waiter.id);
                 let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SILENCE);
@@ -157,7 +158,7 @@ impl Name {
             }
             _ => is_silent(LONG_SILENCE),
         };
-        self.waiters.iter().any(|waiter| waiter.id == id && (waiter.tries() || waits_for_answer(waiter)))
+        self.waiters.iter().any(|waiter| waiter.id == id && waits_for_answer(waiter))
     }
 
     /// Returns the places of the waiters that may have an entry in the store: the first ones behind
