@@ -40,8 +40,8 @@ pub(super) const LONG_SILENCE: Duration = Duration::from_secs(1);
 pub(super) struct Needs {
     /// The shortest TTL that the heartbeat keeps. `None`: no heartbeat is needed.
     pub(super) ttl: Option<Duration>,
-    /// The name has a holding, a waiter, a statement in flight, or a withdrawal that is more
-    /// than a repetition.
+    /// The name has a holding, a waiter, a statement in flight, or a withdrawal that was not sent
+    /// yet or must still be confirmed.
     pub(super) attention: bool,
     /// An entry waits for a grant, perhaps by another client.
     pub(super) grant: bool,
