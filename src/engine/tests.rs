@@ -5,11 +5,13 @@ mod with_store;
 use std::collections::VecDeque;
 
 use super::pace::{POLL_FIRST, POLL_SOONEST};
+use super::turn::LONGEST_DELAY;
 use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{
-    Amended, Claim, Granted, Holder, HolderNow, Keeper, LeaseRow, Mode, Polled, Presence, Released, Response, Withdrawn,
+    Amended, Claim, EntryRow, EntryState, Granted, Holder, HolderNow, Joined, Keeper, LeaseRow, Mode, Polled, Presence,
+    Queue, Released, Response, Withdrawn,
 };
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -93,9 +95,16 @@ impl Conversation {
 
     /// Answers the first open request of a kind, and returns it.
     fn answer(&mut self, is_meant: impl Fn(&Request) -> bool, response: Response) -> Request {
+        self.answer_after(Duration::ZERO, is_meant, response)
+    }
+
+    /// Answers the first open request of a kind, which was sent a while ago, and returns it.
+    fn answer_after(&mut self, time: Duration, is_meant: impl Fn(&Request) -> bool, response: Response) -> Request {
+        let sent_at = self.now;
+        self.pass(time);
         let open = self.open.iter().position(|(_, body)| is_meant(body));
         let (request, body) = self.open.remove(open.unwrap_or_else(|| panic!("not among {:?}", self.open)));
-        let answer = Answer { sent_at: self.now, may_linger: false, is_repeated: false, result: Ok(response) };
+        let answer = Answer { sent_at, may_linger: false, is_repeated: false, result: Ok(response) };
         self.feed(Event::Answer { request, answer });
         body
     }
@@ -550,4 +559,113 @@ fn client_that_handed_a_name_over_gets_an_entry_at_once() {
     let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     assert!(store.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", store.open);
+}
+
+/// A queue with these entries behind the holder of the row.
+fn queue(holder: Holder, entries: Vec<EntryRow>) -> Response {
+    let remaining = (holder != Holder::Nobody).then_some(Duration::from_secs(10));
+    let row = LeaseRow { holder, owner: None, client: None, token: 5, remaining, waiting: 0, lost: 0, asked: 0 };
+    Response::Read(Some(Queue { row, entries, is_cut_off: false }))
+}
+
+fn is_read(body: &Request) -> bool {
+    matches!(body, Request::Read { .. })
+}
+
+fn is_transition(body: &Request) -> bool {
+    matches!(body, Request::Transition(_))
+}
+
+/// Other clients change the name between each read and its transition.
+#[test]
+fn overtaken_try_pauses_before_its_next_read() {
+    let mut store = Conversation::new();
+    let until = START + Duration::from_secs(8);
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", WaitMode::Try(until)) });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(HolderNow::Unknown)));
+    // The first repetition needs no pause.
+    for _ in 0..2 {
+        store.answer(is_read, queue(Holder::Nobody, Vec::new()));
+        store.answer(is_transition, Response::Transitioned(None));
+    }
+    assert!(store.open.is_empty(), "{:?}", store.open);
+    store.pass(Duration::from_millis(10));
+    store.answer(is_read, queue(Holder::Nobody, Vec::new()));
+}
+
+/// The row of the holding that a try would join stays locked: the store answers at once.
+#[test]
+fn try_that_meets_a_locked_row_is_not_unanswered() {
+    let mut store = Conversation::new();
+    let until = START + Duration::from_secs(8);
+    let wish = Wish { reenters: true, ..wish("a", WaitMode::Try(until)) };
+    let held = HolderNow::Valid { owner: Some(wish.owner), remaining: Duration::from_secs(10) };
+    store.feed(Event::Acquire { waiter: WaiterId(1), wish });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
+    while store.now < until {
+        store.answer(|body| matches!(body, Request::Join(_)), Response::Joined(Joined::Locked));
+        store.pass(WHILE_LOCKED);
+    }
+    store.pass(WITHDRAWN_LATEST);
+    let is_timeout = |action: &Action| matches!(action, Action::Refused { refusal: Refusal::Timeout, .. });
+    assert!(store.has_acted(is_timeout), "{:?}", store.actions);
+}
+
+/// The first waiter has a named owner, which may hold the name elsewhere, but not beside this
+/// client's lease.
+#[test]
+fn waiter_with_a_named_owner_keeps_its_place() {
+    let mut store = Conversation::new();
+    let token = |n| FencingToken::new(n).expect("a token");
+    let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token(5));
+    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
+    let named = Wish { reenters: true, label: "named".into(), ..wish("a", WaitMode::Wait(None)) };
+    store.feed(Event::Acquire { waiter: WaiterId(3), wish: named });
+    store.feed(Event::Acquire { waiter: WaiterId(4), wish: wish("a", WaitMode::Wait(None)) });
+    let is_release = |body: &Request| matches!(body, Request::Release(_));
+    store.feed(Event::Release { lease });
+    store.answer(is_release, Response::Released(Released::ToNext(token(6))));
+    let next = store.actions.iter().find_map(|action| match action {
+        Action::Granted { waiter: WaiterId(2), grant } => Some(grant.lease),
+        _ => None,
+    });
+    store.feed(Event::Release { lease: next.expect("a lease") });
+    store.answer(is_release, Response::Released(Released::Awaited));
+    let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
+    let enqueued = match store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held)) {
+        Request::Enqueue(entries) => entries,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(&*enqueued[0].claim.label, "named", "{enqueued:?}");
+}
+
+/// Each answer takes longer than a heartbeat, and the waiting entry of another client is dead.
+#[test]
+fn slow_store_delays_a_release_for_some_time_only() {
+    let mut store = Conversation::new();
+    let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
+    let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+    let dead = EntryRow {
+        id: LeaseId::from_u128(9),
+        client: Some(ClientId::from_u128(2)),
+        owner: Some(crate::owner::Owner::random()),
+        is_kept: true,
+        mode: Mode::Exclusive,
+        state: EntryState::Waiting,
+        ttl: Duration::from_secs(60),
+        arrived: 0,
+        remaining: None,
+    };
+    store.feed(Event::Release { lease });
+    let is_release = |body: &Request| matches!(body, Request::Release(_));
+    store.answer_after(LONGEST_DELAY, is_release, Response::Released(Released::Awaited));
+    let since = store.now;
+    while !store.open.iter().any(|(_, body)| is_transition(body)) {
+        assert!(store.now.since(since) < 3 * LONGEST_DELAY, "{:?}", store.open);
+        if store.open.iter().any(|(_, body)| is_read(body)) {
+            store.answer_after(BEAT, is_read, queue(Holder::Lease(claim.id), vec![dead.clone()]));
+        } else {
+            store.pass(BEAT);
+        }
+    }
 }
