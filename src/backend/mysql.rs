@@ -120,7 +120,13 @@ impl Backend for MySqlBackend {
             let _ = timeout(CONNECT_WITHIN, checked.close()).await;
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
-                .after_connect(|conn, _| Box::pin(async move { configure(conn).await.map(drop) }))
+                .after_connect(|conn, _| {
+                    Box::pin(async move {
+                        configure(conn).await?;
+                        // A change of a table waits for the open transactions that use it.
+                        conn.execute("SET SESSION lock_wait_timeout = DEFAULT").await.map(drop)
+                    })
+                })
                 .connect_with((*self.options).clone())
                 .await
                 .map_err(schema::connect_error)?;
@@ -155,6 +161,9 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
+// No statement waits for a lock longer than its client waits for the answer: it would take effect
+// after the client has given it up. lock_wait_timeout is for locks of whole tables.
+//
 // Sets the isolation and every other setting of a server or an account that would change the effect
 // of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
 // Selects whether the server is MariaDB, whether it is read-only (a number or one of several
@@ -163,7 +172,7 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 #[rustfmt::skip]
 const CONFIGURE: &str = "
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
-SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
+SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
             sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
             sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_auto_is_null = 0;
 SELECT 0 /*M! + 1 */,
