@@ -55,9 +55,8 @@ pub use request::QuorumRequest;
 /// # Limits
 ///
 /// - **No fence.** A fence keeps other owners from the name on *one* database until a transaction
-///   there has ended, and a majority of the others may grant the name meanwhile. So
-///   [tokens](QuorumLease::token) protect data: the receiver must *first* record the token as the
-///   highest it has seen (and refuse a lower one), *then* read, then write.
+///   there has ended, and a majority of the others may grant the name meanwhile. So the receiver of
+///   the data must check the token, as [`QuorumLease::token`] describes.
 /// - **No queue.** Waiters ask again, at random intervals. Waiters of one process with the same
 ///   quorum (or a clone) are served in order; between processes there is no order.
 /// - **No re-entrance.** Even inside an [`Owner::scope`](crate::Owner::scope), a second request for

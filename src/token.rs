@@ -16,10 +16,10 @@ use sqlx::{Database, Decode, Encode, Type};
 /// sweeper, a restart, and a failover to a replica that missed the last grants. A token stays below
 /// 2<sup>53</sup> and is therefore exact in JSON.
 ///
-/// Send the token along with every effect outside this database, and let the receiver refuse a
-/// token lower than the highest it has seen: *first* claim with the token, *then* read, then write
-/// (see [`Lease::fence`](crate::Lease::fence) for data inside this database, which needs no
-/// tokens).
+/// Send the token along with every effect outside this database. The receiver must *first* record
+/// the token as the highest it has seen and refuse a lower one, *then* read, then write on
+/// condition that the recorded token is still this one. Data inside this database needs no tokens:
+/// see [`Lease::fence`](crate::Lease::fence).
 ///
 /// sqlx binds and reads a token as a `BIGINT`, for receivers with a database of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
