@@ -26,8 +26,8 @@ use tokio::net::TcpListener;
 const WAIT: Duration = Duration::from_secs(30);
 
 /// How long the work in progress may take after SIGTERM. Kubernetes kills after 30 seconds, and the
-/// releases that follow take up to 10 while the database is away.
-const DRAIN: Duration = Duration::from_secs(20);
+/// releases that follow take up to some 20 while the database does not answer.
+const DRAIN: Duration = Duration::from_secs(8);
 
 /// How often the stored documents are reported, by one of all instances.
 const REPORT: Duration = Duration::from_secs(15);
