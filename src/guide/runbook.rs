@@ -91,19 +91,16 @@
 //!
 //! # A job that did not run
 //!
-//! The exit code of `sqlock run` says why:
+//! The exit code of `sqlock run` says why; `sqlock --help` lists them all. What to do:
 //!
-//! | code | meaning | do |
-//! |---|---|---|
-//! | 75 | another process held the name until `-w` ran out, or `-n` was given | nothing, if that process did the job: `--skip-ok` makes it a success |
-//! | 69 | the database could not be reached, or its tables stayed locked | run it again; `-w 10m` waits for the database as well |
-//! | 78 | wrong URL, password, rights or set-up; the message says which | `sqlock doctor` |
-//! | 79 | the lease was lost, and the command was killed | look at the database, then run it again |
-//! | 126, 127 | the command cannot be executed, or does not exist | |
-//! | 64 | wrong arguments | correct them |
-//! | 71, 74 | the system could not start a process; stdout could not be written | read the message |
-//! | 130, 143 | interrupted by Ctrl-C or TERM: during the wait, or the command ended by it | nothing |
-//! | others | the exit code of the command itself | |
+//! - **75**: nothing, if the process that held the name did the job; `--skip-ok` makes that a
+//!   success.
+//! - **69**: run the job again; with `-w 10m` it waits for the database as well.
+//! - **78**: read the message, and run `sqlock doctor`.
+//! - **79**: look at the database, then run the job again.
+//! - **64, 126, 127**: correct the command line.
+//! - **71, 74**: read the message, which names the error of the system.
+//! - **130, 143**: nothing; Ctrl-C or TERM has ended the wait or the command.
 //!
 //! # A database that refuses
 //!
