@@ -13,9 +13,9 @@
 //!
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
 //! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL, on MariaDB and
-//! behind a pooler that shares the sessions of PostgreSQL, the waiter polls, and notices its grant
-//! up to 2 ms late, or by an eighth of the time for which the holders before it had the name, at
-//! most 100 ms. A waiter that was not the first at its last poll may be late by 250 ms.
+//! behind a pooler that shares the sessions of PostgreSQL, the waiter polls: it notices its grant
+//! after 2 ms to 100 ms, the later the longer the name is usually held. A waiter that was not the
+//! first at its last poll may be late by 250 ms. [`costs`](super::costs) has the details.
 //!
 //! **Does it work behind PgBouncer?** Leases, row locks and idempotency do, in transaction mode as
 //! well. [Session locks](crate::session::SessionLock) refuse. ProxySQL and MaxScale are not tested;

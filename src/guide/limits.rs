@@ -43,6 +43,6 @@
 //!   arrival, as soon as another process waits.
 //! - **A shared lease or a permit costs more** than an exclusive lease: it always has an entry of
 //!   its own.
-//! - **A waiter or new holder that has died** is noticed after 3 seconds. A lease that the
-//!   release of another client granted therefore lasts 3 seconds at first, and its TTL 0.2 seconds
-//!   later.
+//! - **A waiter or new holder that has died** is noticed after 3 seconds. So a lease that the
+//!   release of another client granted lasts 3 seconds at first; 0.2 seconds later its holder
+//!   extends it to its TTL.

@@ -232,9 +232,9 @@ impl LeaseRequest {
     /// # }
     /// ```
     ///
-    /// If the compiler says of a spawned loop that an implementation of `Send` is not general
-    /// enough, because the loop takes its work as an argument, join the loop instead of spawning
-    /// it.
+    /// A function that takes its work as an argument and passes it to `run` cannot always be
+    /// spawned: the compiler says that an implementation of `Send` is not general enough. Await
+    /// such a function beside other work with `tokio::join!` instead of spawning it.
     ///
     /// # Errors
     ///
