@@ -35,8 +35,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The limit set with [`wait`](crate::LeaseRequest::wait) was reached while another owner held
-    /// the name.
+    /// The limit set with [`wait`](crate::LeaseRequest::wait), or that of a row lock or a session
+    /// lock, was reached while the name or the row was held, or others waited for it.
     #[error("timed out after {:?} waiting for \"{name}\"", rounded(*.waited))]
     Timeout {
         /// The requested name.

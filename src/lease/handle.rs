@@ -213,9 +213,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: the lease had ended before. [`Error::Unavailable`] or [`Error::Unknown`]:
-    /// the release failed, or its effect is not known; the name is free after the TTL at the
-    /// latest.
+    /// [`Error::Lost`]: the lease had ended before. [`Error::Unavailable`], [`Error::Access`],
+    /// [`Error::Database`] or [`Error::Unknown`]: the release failed, or its effect is not known;
+    /// the name is free after the TTL at the latest.
     ///
     /// # Cancel safety
     ///

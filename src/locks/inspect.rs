@@ -22,8 +22,9 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable),
-    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
+    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::Access`](crate::Error::Access),
+    /// [`Error::NotMigrated`](crate::Error::NotMigrated),
+    /// [`Error::Database`](crate::Error::Database), [`Error::Closed`](crate::Error::Closed).
     ///
     /// # Cancel safety
     ///
@@ -160,7 +161,9 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect).
+    /// As [`inspect`](Self::inspect). [`Error::Unavailable`](crate::Error::Unavailable) also when a
+    /// fenced transaction of the holder is still open after ten seconds: end that transaction
+    /// first.
     ///
     /// # Cancel safety
     ///

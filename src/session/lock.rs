@@ -61,9 +61,12 @@ impl SessionLock {
         self.grant.liveness.loss().is_none()
     }
 
-    /// Completes when the lock is lost: about a second after the server has ended the connection,
-    /// and 15 seconds after the last sign of life from a server that fell silent. On SQLite: about
-    /// a second after the file was deleted (all session locks of this client are lost with it), and
+    /// Waits until the lock is lost, and returns the cause. Pending for ever while the lock is
+    /// held.
+    ///
+    /// The future completes about a second after the server has ended the connection, and 15
+    /// seconds after the last sign of life from a server that fell silent. On SQLite: about a
+    /// second after the file was deleted (all session locks of this client are lost with it), and
     /// by [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety

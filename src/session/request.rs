@@ -81,7 +81,7 @@ impl SessionRequest {
     /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached.
     /// [`Error::Unavailable`] when the database could not be reached for some seconds.
     /// [`Error::Unsupported`] where a session lock would not exclude others: see [`SessionLock`].
-    /// [`Error::InvalidName`], [`Error::Closed`], or [`Error::Database`].
+    /// [`Error::InvalidName`], [`Error::Closed`], [`Error::Access`], or [`Error::Database`].
     ///
     /// # Cancel safety
     ///
@@ -173,8 +173,8 @@ impl SessionRequest {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`], [`Error::Unavailable`], [`Error::Access`]; [`Error::Unsupported`] on
-    /// SQLite elsewhere than on Linux, and in memory.
+    /// [`Error::InvalidName`], [`Error::Unavailable`], [`Error::Access`], [`Error::Database`];
+    /// [`Error::Unsupported`] on SQLite elsewhere than on Linux, and in memory.
     ///
     /// # Cancel safety
     ///
