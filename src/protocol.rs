@@ -10,7 +10,7 @@
 //! token its holding. A request of another client has the token alone. The client of a row is no
 //! identity: a lease that is not renewed has no client.
 //!
-//! A holding stands until a request ends it, even after its expiry. A holding is valid while its
+//! A holding exists until a request ends it, even after its expiry. A holding is valid while its
 //! expiry, or the heartbeat of its client plus its TTL, lies ahead.
 
 mod identifier;

@@ -11,7 +11,7 @@ use crate::engine::{Action, Grant, LeaseKey, Pulse, Verdict, WaiterId};
 use crate::events::Event;
 
 impl Coordinator {
-    /// Publishes an event and writes its report at once. The lock must be open.
+    /// Publishes an event and writes its report at once. The state must not be locked.
     pub(super) fn publish(&self, event: Event) {
         self.publish_request("", event);
     }
@@ -22,13 +22,13 @@ impl Coordinator {
         Report { event, kind, is_eviction: false, is_drain: false }.write(&self.meter);
     }
 
-    /// Publishes an event while the lock is held, so that events keep their order. The report is
-    /// written when the lock is open again.
+    /// Publishes an event while the state is locked, so that events keep their order. The report is
+    /// written after the state is unlocked.
     pub(super) fn record(&self, state: &State, outbox: &mut Outbox, event: Event) {
         self.record_request(state, outbox, "", event);
     }
 
-    /// Publishes an event about a request of this kind while the lock is held.
+    /// Publishes an event about a request of this kind while the state is locked.
     pub(super) fn record_request(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
         let is_eviction = state.is_eviction(&event);

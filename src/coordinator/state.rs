@@ -30,6 +30,7 @@ pub(super) struct State {
     pub(super) amendments: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
     /// The evictions by this application that are in progress.
     pub(super) evictions: Vec<(LockName, FencingToken)>,
+    /// The result of the export in progress, until its caller reads it.
     pub(super) exported: Option<(LeaseKey, Exported)>,
     pub(super) closed: Vec<oneshot::Sender<Option<Failure>>>,
     pub(super) phase: Phase,

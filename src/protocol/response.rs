@@ -66,9 +66,9 @@ pub(crate) enum Withdrawn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Amended {
     Done,
-    /// The holding stands as before: its row is locked.
+    /// The holding is unchanged: its row is locked.
     Locked,
-    /// The holding does not stand, has another state, or has expired and cannot be extended.
+    /// The holding does not exist, has another state, or has expired and cannot be extended.
     NotHeld,
 }
 
@@ -105,12 +105,12 @@ pub(crate) enum Released {
     /// The holding ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT)
     /// or its TTL, whichever is shorter.
     ToEntry(Granted),
-    /// The holding stands as before: entries wait, and a transition must decide.
+    /// The holding is unchanged: entries wait, and a transition must decide.
     Awaited,
-    /// The holding stands as before: its row is locked, by a transaction that it has fenced or by a
+    /// The holding is unchanged: its row is locked, by a transaction that it has fenced or by a
     /// foreign one.
     Locked,
-    /// The holding does not stand. `lost`: the highest token of this name that was taken away from
+    /// The holding does not exist. `lost`: the highest token of this name that was taken away from
     /// its holder; `token`: the latest token.
     NotHeld { lost: i64, token: i64 },
 }

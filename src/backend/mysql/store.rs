@@ -69,8 +69,9 @@ macro_rules! entry_until {
 }
 
 /// Whether an entry waits for the name of a row. The subquery depends on the row, so its snapshot
-/// is opened after the row is locked. If the statement waits for the row, the snapshot may be
-/// older.
+/// is normally opened after the row is locked. Only if the statement had to wait for the row may
+/// the snapshot be older: an entry added meanwhile is then missed, and its client reads the row
+/// itself (`READ_ROW_AFTER_INSERT`).
 #[rustfmt::skip]
 macro_rules! is_awaited {
     ($row:literal) => {
