@@ -106,7 +106,7 @@ pub struct LeaseInfo {
 
 impl LeaseInfo {
     /// Returns `None` when the row is not held.
-    pub(crate) fn of(listed: ListedHolder) -> Option<Self> {
+    pub(crate) fn from_listed(listed: ListedHolder) -> Option<Self> {
         let remaining = u64::try_from(listed.expires_at.saturating_sub(listed.now)).ok().filter(|us| *us > 0)?;
         Some(Self {
             name: LockName::new(listed.name).ok()?,
@@ -186,7 +186,7 @@ pub struct Waiting {
 /// Returns all holders of a name, in the order in which they acquired it.
 pub(crate) async fn holders(client: &Client, name: &str) -> crate::error::Result<Vec<LeaseInfo>> {
     let rows = client.run(ListHolders(Names::One(LockName::new(name)?))).await?;
-    Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
+    Ok(rows.into_iter().filter_map(LeaseInfo::from_listed).collect())
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl Operation for Request {
         match batch {
             Some(batch) => batch.add(self),
             None => {
-                *batch = Batch::of(self);
+                *batch = Batch::from_request(self);
                 batch.is_some()
             }
         }

@@ -165,7 +165,7 @@ where
     loop {
         match open().await {
             Ok(opened) => return Ok(opened),
-            Err(error) if Fault::of(&error) == Fault::Again && Instant::now() < until => pause().await,
+            Err(error) if Fault::from_error(&error) == Fault::Again && Instant::now() < until => pause().await,
             Err(error) => return Err(connect_error(error)),
         }
     }
@@ -180,7 +180,7 @@ async fn pause() {
 fn retry_limit(error: &MigrateError) -> Duration {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
-            if matches!(Fault::of(e), Fault::Race | Fault::Again | Fault::Blocked | Fault::NoTable) =>
+            if matches!(Fault::from_error(e), Fault::Race | Fault::Again | Fault::Blocked | Fault::NoTable) =>
         {
             MIGRATION_TIMEOUT
         }
@@ -205,7 +205,7 @@ where
                 let _ = tokio::time::timeout(within, conn.close()).await;
                 return Ok(());
             }
-            Err(error) if Fault::of(&error) == Fault::Severed => last = Some(error),
+            Err(error) if Fault::from_error(&error) == Fault::Severed => last = Some(error),
             Err(error) => return Err(connect_error(error)),
         }
         pause().await;
@@ -217,7 +217,7 @@ where
 /// Makes the error of a connection for the migration that could not be opened.
 pub(crate) fn connect_error(error: sqlx::Error) -> Error {
     let attempted = "connect for the migration";
-    if AccessError::of(&error).is_some() {
+    if AccessError::from_error(&error).is_some() {
         return Error::from_sqlx(attempted, error);
     }
     Error::Unavailable { attempted, reason: crate::error::reason(&error), source: Some(error) }
@@ -226,7 +226,7 @@ pub(crate) fn connect_error(error: sqlx::Error) -> Error {
 fn into_error(error: MigrateError) -> Error {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
-            if matches!(Fault::of(&e), Fault::Severed | Fault::Exhausted) =>
+            if matches!(Fault::from_error(&e), Fault::Severed | Fault::Exhausted) =>
         {
             Error::from_sqlx("migrate", e)
         }

@@ -256,7 +256,7 @@ impl Name {
         for waiter in self.foremost_mut() {
             let id = waiter.claim.id;
             let entry = queue.entries.iter().find(|entry| entry.id == id);
-            let presence = Presence::of(id, &queue.row, entry.map(|entry| (entry.state, entry.remaining)), 0);
+            let presence = Presence::from_rows(id, &queue.row, entry.map(|entry| (entry.state, entry.remaining)), 0);
             let is_queued = waiter.is_queued();
             match presence {
                 Presence::Holding { token, remaining } if is_queued => found.granted.push((id, token, remaining)),

@@ -29,7 +29,7 @@ pub enum AccessError {
 
 impl AccessError {
     /// Classifies an error of sqlx. `None`: the error has another cause, or is temporary.
-    pub(crate) fn of(error: &sqlx::Error) -> Option<Self> {
+    pub(crate) fn from_error(error: &sqlx::Error) -> Option<Self> {
         match error {
             sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => Some(Self::Setup),
             sqlx::Error::Database(error) => Self::of_database(error.as_ref()),

@@ -42,7 +42,7 @@ impl Error {
             Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
             Self::Row { cause, .. } => *cause == RowError::StaleSnapshot,
             Self::Conflict { .. } => true,
-            Self::Database { source, .. } => Fault::of(source) == Fault::Again,
+            Self::Database { source, .. } => Fault::from_error(source) == Fault::Again,
             _ => false,
         }
     }
@@ -56,7 +56,7 @@ impl Error {
 
     /// Returns whether a statement waited too long for another transaction's lock.
     pub(crate) fn is_blocked(&self) -> bool {
-        matches!(self, Self::Database { source, .. } if Fault::of(source) == Fault::Blocked)
+        matches!(self, Self::Database { source, .. } if Fault::from_error(source) == Fault::Blocked)
     }
 
     /// Returns an error if a duration is out of range.

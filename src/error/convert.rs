@@ -6,10 +6,10 @@ use super::{AccessError, Error, Fault, reason};
 impl Error {
     /// Makes the error of a statement on the sqlock tables.
     pub(crate) fn from_sqlx(attempted: &'static str, source: sqlx::Error) -> Self {
-        if let Some(cause) = AccessError::of(&source) {
+        if let Some(cause) = AccessError::from_error(&source) {
             return Self::Access { attempted, cause, source };
         }
-        match Fault::of(&source) {
+        match Fault::from_error(&source) {
             Fault::NoTable => Self::NotMigrated { source },
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
             Fault::Severed | Fault::Exhausted => {
@@ -28,7 +28,7 @@ impl Error {
 
     /// Makes the error of a statement on the caller's own tables or connection.
     pub(crate) fn of_caller(attempted: &'static str, source: sqlx::Error) -> Self {
-        match Fault::of(&source) {
+        match Fault::from_error(&source) {
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
             Fault::Severed | Fault::Exhausted => {
                 Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }

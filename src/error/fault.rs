@@ -27,10 +27,10 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) fn of(error: &sqlx::Error) -> Self {
+    pub(crate) fn from_error(error: &sqlx::Error) -> Self {
         match error {
             sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
-            error if AccessError::of(error) == Some(AccessError::Tls) => Self::Final,
+            error if AccessError::from_error(error) == Some(AccessError::Tls) => Self::Final,
             sqlx::Error::Io(error) => Copied::find(error).map_or(Self::Severed, |copied| copied.fault),
             sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
                 Self::Severed
@@ -49,7 +49,7 @@ impl Fault {
         match error {
             // Class 08 has transaction_resolution_unknown; a session that is shut down while a
             // standby confirms has committed.
-            sqlx::Error::Database(_) => Self::of(error) == Self::Severed,
+            sqlx::Error::Database(_) => Self::from_error(error) == Self::Severed,
             _ => true,
         }
     }
@@ -58,7 +58,7 @@ impl Fault {
     /// error.
     pub(crate) fn of_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         if let Some(error) = error.downcast_ref::<sqlx::Error>() {
-            return Some(Self::of(error));
+            return Some(Self::from_error(error));
         }
         // The source of an error of sqlx.
         if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
@@ -157,7 +157,7 @@ impl Fault {
 pub(crate) fn if_exists<T>(read: Result<T, sqlx::Error>) -> Result<Option<T>, sqlx::Error> {
     match read {
         Ok(value) => Ok(Some(value)),
-        Err(error) if Fault::of(&error) == Fault::NoTable => Ok(None),
+        Err(error) if Fault::from_error(&error) == Fault::NoTable => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -178,7 +178,7 @@ impl Copied {
 
 /// Copies an error of a driver. The copy has the same message and means the same for the sender.
 pub(super) fn copy(error: &sqlx::Error) -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::other(Copied { reason: reason(error), fault: Fault::of(error) }))
+    sqlx::Error::Io(std::io::Error::other(Copied { reason: reason(error), fault: Fault::from_error(error) }))
 }
 
 /// No writable server was found, although some servers may have answered.

@@ -19,14 +19,14 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn fault(&self) -> Fault {
         match self {
-            Self::Refused(error) => match Fault::of(error) {
+            Self::Refused(error) => match Fault::from_error(error) {
                 // The server was writable when the connection was opened. A writable server may
                 // exist by now, at this address or another.
                 Fault::ReadOnly => Fault::Severed,
                 fault => fault,
             },
             Self::NoAnswer { .. } | Self::Unconnected(None) => Fault::Severed,
-            Self::Unconnected(Some(error)) => match Fault::of(error) {
+            Self::Unconnected(Some(error)) => match Fault::from_error(error) {
                 Fault::Final => Fault::Final,
                 _ => Fault::Severed,
             },
@@ -37,7 +37,7 @@ impl Failure {
     /// Returns whether the request may have been received, and may take effect.
     pub(super) fn may_linger(&self) -> bool {
         match self {
-            Self::Refused(error) => Fault::of(error) == Fault::Severed,
+            Self::Refused(error) => Fault::from_error(error) == Fault::Severed,
             Self::NoAnswer { .. } | Self::Panic(_) => true,
             Self::Unconnected(_) => false,
         }
@@ -55,12 +55,14 @@ impl Failure {
     pub(super) fn into_error(self, attempted: &'static str) -> Error {
         let reason = self.reason();
         match self {
-            Self::Refused(error) if Fault::of(&error) == Fault::ReadOnly => {
+            Self::Refused(error) if Fault::from_error(&error) == Fault::ReadOnly => {
                 Error::Unavailable { attempted, reason, source: Some(error) }
             }
             Self::Refused(error) => Error::from_sqlx(attempted, error),
             Self::NoAnswer { .. } => Error::Unavailable { attempted, reason, source: None },
-            Self::Unconnected(Some(error)) if AccessError::of(&error).is_some() => Error::from_sqlx(attempted, error),
+            Self::Unconnected(Some(error)) if AccessError::from_error(&error).is_some() => {
+                Error::from_sqlx(attempted, error)
+            }
             Self::Unconnected(source) => Error::Unavailable { attempted, reason, source },
             Self::Panic(_) => Error::Database { attempted, source: sqlx::Error::Protocol(reason) },
         }

@@ -310,7 +310,7 @@ async fn wait_reporting(
             let holders = client.run(ListHolders(Names::One(name.clone()))).await?;
             let place = position.and_then(|(id, _)| waiting.iter().position(|entry| entry.id == id));
             let ahead = place.unwrap_or_else(|| waiting.len() + position.map_or(0, |(_, ahead)| ahead));
-            let holder = holders.into_iter().find_map(LeaseInfo::of);
+            let holder = holders.into_iter().find_map(LeaseInfo::from_listed);
             Ok::<_, Error>(Waiting { ahead, holder, waited: start.elapsed() })
         };
         let progress = match race(std::pin::pin!(&mut acquisition), std::pin::pin!(progress)).await {

@@ -36,7 +36,7 @@ impl Locks {
         }
         let names = Names::WithPrefix(prefix.to_owned());
         let rows = self.client.run(ListHolders(names)).await?;
-        Ok(rows.into_iter().filter_map(LeaseInfo::of).collect())
+        Ok(rows.into_iter().filter_map(LeaseInfo::from_listed).collect())
     }
 
     /// Returns the holder of a name, if any, or the first of several: see

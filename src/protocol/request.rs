@@ -86,7 +86,7 @@ pub(crate) enum Batch {
 
 impl Batch {
     /// Creates a batch of one request. `None`: the request must be sent alone.
-    pub(crate) fn of(request: &Request) -> Option<Self> {
+    pub(crate) fn from_request(request: &Request) -> Option<Self> {
         match request {
             Request::Acquire(claim) if claim.mode == Mode::Exclusive => Some(Self::Acquire(vec![claim.clone()])),
             Request::Release(release) if release.keep_for.is_zero() && release.next.is_none() => {
@@ -99,7 +99,7 @@ impl Batch {
 
     /// Adds a request. `false`: the request is of another kind.
     pub(crate) fn add(&mut self, request: &Request) -> bool {
-        match (self, Self::of(request)) {
+        match (self, Self::from_request(request)) {
             (Self::Acquire(claims), Some(Self::Acquire(more))) => claims.extend(more),
             (Self::Release(releases), Some(Self::Release(more))) => releases.extend(more),
             (Self::Poll(polls), Some(Self::Poll(more))) => polls.extend(more),

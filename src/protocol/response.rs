@@ -149,7 +149,12 @@ pub(crate) enum Presence {
 impl Presence {
     /// Returns the state of an acquisition according to the row of the name and its entry, if it
     /// has one.
-    pub(crate) fn of(id: LeaseId, row: &LeaseRow, entry: Option<(EntryState, Option<Duration>)>, ahead: u32) -> Self {
+    pub(crate) fn from_rows(
+        id: LeaseId,
+        row: &LeaseRow,
+        entry: Option<(EntryState, Option<Duration>)>,
+        ahead: u32,
+    ) -> Self {
         let (token, remaining) = match entry {
             _ if row.holder == Holder::Lease(id) => (row.token, row.remaining),
             Some((EntryState::Holding(token), remaining)) => (token, remaining),

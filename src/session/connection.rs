@@ -96,7 +96,7 @@ impl SessionConnection {
         let answer = match answer {
             Ok(answer) => Ok(answer),
             Err(error) if !has_session => return Err(Failure::Refused(error)),
-            Err(error @ sqlx::Error::Database(_)) if Fault::of(&error) != Fault::Severed => {
+            Err(error @ sqlx::Error::Database(_)) if Fault::from_error(&error) != Fault::Severed => {
                 Err(Failure::Refused(error))
             }
             Err(error) => return Err(Failure::Lost(error.to_string())),

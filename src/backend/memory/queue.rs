@@ -50,7 +50,7 @@ impl Memory {
             };
             let ahead = entry.map_or(0, |own| self.entries_named(name).filter(|(i, e)| is_ahead(e, own, *i)).count());
             let state = entry.map(|entry| (entry.state, remaining(self.entry_until(entry), now)));
-            Presence::of(*id, &row, state, u32::try_from(ahead).unwrap_or(u32::MAX))
+            Presence::from_rows(*id, &row, state, u32::try_from(ahead).unwrap_or(u32::MAX))
         };
         let presences = ids.iter().map(presence).collect();
         Some(Polled { row, presences })

@@ -82,7 +82,7 @@ impl Database for Server {
         let connection_of = &mut self.connections[connection];
         // One of the connections carries requests out as batches.
         if connection == 0
-            && let Some(batch) = Batch::of(request)
+            && let Some(batch) = Batch::from_request(request)
             && let Some(response) =
                 batch::execute(connection_of, self.flavor, Sending::OneText, &batch).await?.remove(0)
         {

@@ -148,7 +148,7 @@ fn read_poll(rows: &[&MySqlRow], ids: &[LeaseId]) -> Result<Option<Polled>, sqlx
         return Ok(None);
     };
     let row = read_lease(*first)?;
-    let mut presences: Vec<Presence> = ids.iter().map(|id| Presence::of(*id, &row, None, 0)).collect();
+    let mut presences: Vec<Presence> = ids.iter().map(|id| Presence::from_rows(*id, &row, None, 0)).collect();
     for found in rows {
         let id = found.text("entry_id")?;
         let state = match found.number("entry_token")? {
@@ -158,7 +158,7 @@ fn read_poll(rows: &[&MySqlRow], ids: &[LeaseId]) -> Result<Option<Polled>, sqlx
         let entry = Some((state, remaining(found.number("entry_remaining")?)));
         let ahead = u32::try_from(found.number("ahead")?).unwrap_or(u32::MAX);
         for (presence, wanted) in presences.iter_mut().zip(ids).filter(|(_, wanted)| wanted.to_string() == id) {
-            *presence = Presence::of(*wanted, &row, entry, ahead);
+            *presence = Presence::from_rows(*wanted, &row, entry, ahead);
         }
     }
     Ok(Some(Polled { row, presences }))

@@ -159,7 +159,7 @@ impl Database for PostgresDatabase {
             Connection { connection: &mut self.connections[connection], settings: self.settings, mark: None };
         // One of the connections carries requests out as batches.
         if connection == 0
-            && let Some(batch) = Batch::of(request)
+            && let Some(batch) = Batch::from_request(request)
             && let Some(response) = batch::execute(&mut conn, &batch).await?.remove(0)
         {
             return Ok(response);

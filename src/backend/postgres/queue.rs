@@ -176,7 +176,7 @@ fn read_presence(row: &PgRow, id: LeaseId, lease: &LeaseRow) -> Result<Presence,
     };
     let left = remaining(row.number("entry_remaining")?);
     let ahead = u32::try_from(row.number("ahead")?).unwrap_or(u32::MAX);
-    Ok(Presence::of(id, lease, state.map(|state| (state, left)), ahead))
+    Ok(Presence::from_rows(id, lease, state.map(|state| (state, left)), ahead))
 }
 
 // $1 name, $2 limit

@@ -51,7 +51,7 @@ impl Database for Sqlite {
         let connection_of = &mut self.connections[connection];
         // One of the connections carries requests out as batches.
         if connection == 0
-            && let Some(batch) = Batch::of(request)
+            && let Some(batch) = Batch::from_request(request)
             && let Some(response) = batch::execute(connection_of, &batch).await?.remove(0)
         {
             return Ok(response);

@@ -107,7 +107,7 @@ pub(super) async fn poll(
         rows.iter().filter_map(|row| entry(row).transpose()).collect::<Result<_, _>>()?;
     let presence = |id: &LeaseId| {
         let (entry, ahead) = entries.get(id).map_or((None, 0), |(entry, ahead)| (Some(*entry), *ahead));
-        Presence::of(*id, &row, entry, ahead)
+        Presence::from_rows(*id, &row, entry, ahead)
     };
     let presences = ids.iter().map(presence).collect();
     Ok(Some(Polled { row, presences }))

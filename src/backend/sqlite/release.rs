@@ -110,7 +110,7 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
         Some(next) => bind_holder(bind(RELEASE_TO_NEXT), next),
     };
     let rows = transaction(conn, query).await?;
-    let Some(row) = rows.first().map(LeaseState::of).transpose()? else {
+    let Some(row) = rows.first().map(LeaseState::from_row).transpose()? else {
         return Ok(Released::NotHeld { lost: 0, token: 0 });
     };
     let is_meant = |row: &LeaseState| row.holder == Holder::Lease(*id) && row.token == token.get();
@@ -125,7 +125,7 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
         return Ok(Released::Awaited);
     }
     let rows = transaction(conn, bind(HAND_OVER)).await?;
-    let Some(row) = rows.first().map(LeaseState::of).transpose()? else {
+    let Some(row) = rows.first().map(LeaseState::from_row).transpose()? else {
         return Ok(Released::NotHeld { lost: 0, token: 0 });
     };
     Ok(match (row.holder, token_from_row(row.token)) {
@@ -146,7 +146,7 @@ struct LeaseState {
 }
 
 impl LeaseState {
-    fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             is_done: row.number("done")? != 0,
             is_awaited: row.number("awaited")? != 0,
