@@ -98,6 +98,17 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// Creates a queue from entries in order, the holding ones first, without the waiting entries
+    /// above the limit. The first of these shows that the queue is cut off, so a store reads one
+    /// waiting entry more than the limit.
+    pub(crate) fn limited(row: LeaseRow, mut entries: Vec<EntryRow>, limit: u32) -> Self {
+        let holding = entries.iter().filter(|entry| entry.state != EntryState::Waiting).count();
+        let most = holding + limit as usize;
+        let is_cut_off = entries.len() > most;
+        entries.truncate(most);
+        Self { row, entries, is_cut_off }
+    }
+
     pub(crate) fn holding(&self) -> impl Iterator<Item = &EntryRow> {
         self.entries.iter().filter(|entry| matches!(entry.state, EntryState::Holding(_)))
     }

@@ -76,9 +76,6 @@ impl Memory {
         if is_on(Mutation::ServeLast) {
             entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, -entry.arrived, entry.id));
         }
-        let holding = entries.iter().filter(|entry| entry.state != EntryState::Waiting).count();
-        let is_cut_off = entries.len() - holding > limit as usize;
-        entries.truncate(holding + limit as usize);
-        Some(Queue { row, entries, is_cut_off })
+        Some(Queue::limited(row, entries, limit))
     }
 }

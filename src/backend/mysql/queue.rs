@@ -195,10 +195,5 @@ pub(super) async fn read(
     for row in &rows {
         entries.extend(read_entry(row)?);
     }
-    let mut queue = Queue { row, entries, is_cut_off: false };
-    queue.is_cut_off = queue.waiting().count() > limit as usize;
-    if queue.is_cut_off {
-        queue.entries.pop();
-    }
-    Ok(Some(queue))
+    Ok(Some(Queue::limited(row, entries, limit)))
 }

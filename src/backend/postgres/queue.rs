@@ -202,9 +202,6 @@ pub(super) async fn read(conn: &mut Connection<'_>, name: &LockName, limit: u32)
         return Ok(None);
     };
     let row = read_lease(first)?;
-    let mut entries = rows.iter().filter_map(|row| read_entry(row).transpose()).collect::<Result<Vec<_>, _>>()?;
-    let holding = entries.iter().filter(|entry| entry.state != EntryState::Waiting).count();
-    let is_cut_off = entries.len() - holding > limit as usize;
-    entries.truncate(holding + limit as usize);
-    Ok(Some(Queue { row, entries, is_cut_off }))
+    let entries = rows.iter().filter_map(|row| read_entry(row).transpose()).collect::<Result<Vec<_>, _>>()?;
+    Ok(Some(Queue::limited(row, entries, limit)))
 }

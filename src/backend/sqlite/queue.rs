@@ -140,17 +140,12 @@ pub(super) async fn read(
     name: &LockName,
     limit: u32,
 ) -> Result<Option<Queue>, sqlx::Error> {
-    // One more than the limit shows whether the queue is cut off.
     let rows = rows(conn, sqlx::query(READ).bind(name.as_str()).bind(i64::from(limit) + 1)).await?;
     let Some(first) = rows.first() else {
         return Ok(None);
     };
     let row = read_lease(first)?;
-    let entries: Result<Vec<_>, _> = rows.iter().filter_map(|row| read_entry(row).transpose()).collect();
-    let mut queue = Queue { row, entries: entries?, is_cut_off: false };
-    queue.entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, entry.arrived, entry.id));
-    let holding = queue.holding().count();
-    queue.is_cut_off = queue.entries.len() - holding > limit as usize;
-    queue.entries.truncate(holding + limit as usize);
-    Ok(Some(queue))
+    let mut entries = rows.iter().filter_map(|row| read_entry(row).transpose()).collect::<Result<Vec<_>, _>>()?;
+    entries.sort_by_key(|entry| (entry.state == EntryState::Waiting, entry.arrived, entry.id));
+    Ok(Some(Queue::limited(row, entries, limit)))
 }
