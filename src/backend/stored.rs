@@ -125,17 +125,13 @@ pub(crate) fn read_entry(row: &impl TableRow) -> Result<Option<EntryRow>, sqlx::
     let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
         return Ok(None);
     };
-    let state = match row.number("entry_token")? {
-        0 => EntryState::Waiting,
-        token => EntryState::Holding(token),
-    };
     Ok(Some(EntryRow {
         id,
         client: parse_id(&row.text("entry_client")?)?,
         owner: parse_id(&row.text("entry_owner")?)?,
         is_kept: row.number("is_kept")? != 0,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
-        state,
+        state: EntryState::from_token(row.number("entry_token")?),
         ttl: remaining(row.number("ttl")?).unwrap_or_default(),
         arrived: row.number("arrived_at")?,
         remaining: remaining(row.number("entry_remaining")?),

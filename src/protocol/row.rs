@@ -69,6 +69,16 @@ pub(crate) enum EntryState {
     Holding(i64),
 }
 
+impl EntryState {
+    /// Returns the state of an entry whose row has this token. Zero: the entry waits.
+    pub(crate) fn from_token(token: i64) -> Self {
+        match token {
+            0 => Self::Waiting,
+            token => Self::Holding(token),
+        }
+    }
+}
+
 /// An entry of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EntryRow {

@@ -151,10 +151,7 @@ fn read_poll(rows: &[&MySqlRow], ids: &[LeaseId]) -> Result<Option<Polled>, sqlx
     let mut presences: Vec<Presence> = ids.iter().map(|id| Presence::from_rows(*id, &row, None, 0)).collect();
     for found in rows {
         let id = found.text("entry_id")?;
-        let state = match found.number("entry_token")? {
-            0 => EntryState::Waiting,
-            token => EntryState::Holding(token),
-        };
+        let state = EntryState::from_token(found.number("entry_token")?);
         let entry = Some((state, remaining(found.number("entry_remaining")?)));
         let ahead = u32::try_from(found.number("ahead")?).unwrap_or(u32::MAX);
         for (presence, wanted) in presences.iter_mut().zip(ids).filter(|(_, wanted)| wanted.to_string() == id) {

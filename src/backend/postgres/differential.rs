@@ -115,10 +115,7 @@ fn lease(row: &PgRow) -> (LockName, Lease) {
 }
 
 fn entry(row: &PgRow) -> ((LockName, LeaseId), Entry) {
-    let state = match number(row, "token") {
-        0 => EntryState::Waiting,
-        token => EntryState::Holding(token),
-    };
+    let state = EntryState::from_token(number(row, "token"));
     // The label is copied along with everything that is granted.
     assert_eq!(text(row, "label"), "a label");
     assert_eq!(number(row, "acquired_at") == 0, state == EntryState::Waiting, "the moment of the grant");

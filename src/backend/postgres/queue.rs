@@ -169,11 +169,8 @@ pub(super) async fn poll_many(
 
 /// Reads the state of an acquisition from a row of a poll.
 fn read_presence(row: &PgRow, id: LeaseId, lease: &LeaseRow) -> Result<Presence, sqlx::Error> {
-    let state = match row.number("entry_token")? {
-        ..0 => None,
-        0 => Some(EntryState::Waiting),
-        token => Some(EntryState::Holding(token)),
-    };
+    let token = row.number("entry_token")?;
+    let state = (token >= 0).then(|| EntryState::from_token(token));
     let left = remaining(row.number("entry_remaining")?);
     let ahead = u32::try_from(row.number("ahead")?).unwrap_or(u32::MAX);
     Ok(Presence::from_rows(id, lease, state.map(|state| (state, left)), ahead))

@@ -97,10 +97,7 @@ pub(super) async fn poll(
             return Ok(None);
         };
         let remaining = remaining(row.number("entry_remaining")?);
-        let state = match row.number("entry_token")? {
-            0 => EntryState::Waiting,
-            token => EntryState::Holding(token),
-        };
+        let state = EntryState::from_token(row.number("entry_token")?);
         Ok(Some((id, ((state, remaining), u32::try_from(row.number("ahead")?).unwrap_or(u32::MAX)))))
     };
     let entries: HashMap<LeaseId, _> =
