@@ -253,3 +253,14 @@ pub(crate) enum Keeper {
     /// keeper.
     NotThisClient(ClientId),
 }
+
+impl Keeper {
+    /// Returns the new client and the removed client.
+    pub(crate) fn clients(self) -> (Option<ClientId>, Option<ClientId>) {
+        match self {
+            Self::Same => (None, None),
+            Self::Client(client) => (Some(client), None),
+            Self::NotThisClient(client) => (None, Some(client)),
+        }
+    }
+}

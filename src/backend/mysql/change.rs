@@ -49,13 +49,18 @@ SELECT 1 FROM sqlock_entry AS e
 // Bind order: name, the client whose heartbeat no longer keeps it, or NULL.
 const KEPT_BY: &str = "SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.client = ?";
 
-/// Binds what `extended!` needs.
-fn bind_extended<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
-    let (change, client) = match extension.keeper {
+/// Returns how the client changes, as a number of `extended!`, and the new or the removed client.
+fn client_change(keeper: Keeper) -> (i32, String) {
+    match keeper {
         Keeper::Same => (0, String::new()),
         Keeper::Client(client) => (1, client.to_string()),
         Keeper::NotThisClient(client) => (2, client.to_string()),
-    };
+    }
+}
+
+/// Binds what `extended!` needs.
+fn bind_extended<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
+    let (change, client) = client_change(extension.keeper);
     let query = query.bind(renamed.to_owned()).bind(renamed.to_owned()).bind(change).bind(client.clone()).bind(client);
     query.bind(extension.ttl.map_or(0, micros)).bind(micros(extension.lasts))
 }
@@ -69,13 +74,11 @@ pub(super) async fn extend(
     let Extension { name, id, renamed, token, .. } = extension;
     let new_id = renamed.map_or_else(String::new, |id| id.to_string());
     let old_id = id.map_or_else(String::new, |id| id.to_string());
-    let dropped_client = match extension.keeper {
-        Keeper::NotThisClient(client) => Some(client.to_string()),
-        Keeper::Same | Keeper::Client(_) => None,
-    };
+    let (_, removed_client) = extension.keeper.clients();
+    let removed_client = removed_client.map(|client| client.to_string());
     let bytes = name.as_str().as_bytes();
     let query = bind_extended(sqlx::query(EXTEND.sql(flavor)), extension, &new_id).bind(bytes).bind(token.get());
-    let query = query.bind(&old_id).bind(&old_id).bind(&new_id).bind(&dropped_client);
+    let query = query.bind(&old_id).bind(&old_id).bind(&new_id).bind(&removed_client);
     let is_shared = match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => return Ok(Amended::Done),
         Attempt::Refused(code) => code == 3,
@@ -85,7 +88,7 @@ pub(super) async fn extend(
             };
             let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
             if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
-                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&dropped_client);
+                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&removed_client);
                 let counts = row.remaining.is_some() || kept.fetch_optional(conn).await?.is_some();
                 return Ok(if counts { Amended::Locked } else { Amended::NotHeld });
             }
@@ -99,13 +102,13 @@ pub(super) async fn extend(
         return extend_entries(conn, sending, extension).await;
     }
     let query = bind_extended(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &new_id).bind(bytes).bind(bytes);
-    let query = query.bind(&old_id).bind(&new_id).bind(token.get()).bind(&dropped_client);
+    let query = query.bind(&old_id).bind(&new_id).bind(token.get()).bind(&removed_client);
     match attempt(conn, flavor, query).await? {
         Attempt::Done(_) => Ok(Amended::Done),
         Attempt::Refused(_) => Ok(Amended::NotHeld),
         Attempt::Locked => {
             let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&old_id).bind(&new_id).bind(token.get());
-            let row = query.bind(&dropped_client).fetch_optional(conn).await?;
+            let row = query.bind(&removed_client).fetch_optional(conn).await?;
             Ok(if row.is_some() { Amended::Locked } else { Amended::NotHeld })
         }
     }
@@ -140,18 +143,16 @@ async fn extend_entries(
     extension: &Extension,
 ) -> Result<Amended, sqlx::Error> {
     let (name, token) = (&*name_literal(&extension.name), &*extension.token.get().to_string());
-    let (change, client) = match extension.keeper {
-        Keeper::Same => ("0", id_literal("")),
-        Keeper::Client(client) => ("1", id_literal(client)),
-        Keeper::NotThisClient(client) => ("2", id_literal(client)),
-    };
-    let dropped_client = if change == "2" { &*client } else { "NULL" };
+    let (change, client) = client_change(extension.keeper);
+    let (change, client) = (&*change.to_string(), &*id_literal(client));
+    let (_, removed_client) = extension.keeper.clients();
+    let removed_client = &*removed_client.map_or_else(|| "NULL".to_owned(), id_literal);
     let (ttl, lasts) = (extension.ttl.map_or(0, micros).to_string(), micros(extension.lasts).to_string());
     let mut script = Script::new(sending);
-    script.add(EXTEND_LOCK, &[name, token, dropped_client]);
-    script.add(EXTEND_CHECK, &[name, token, dropped_client]);
+    script.add(EXTEND_LOCK, &[name, token, removed_client]);
+    script.add(EXTEND_CHECK, &[name, token, removed_client]);
     script.add(EXTEND_DECIDE, &[name]);
-    script.add(EXTEND_ENTRIES, &["''", "''", change, &client, &client, &ttl, &lasts, token, dropped_client]);
+    script.add(EXTEND_ENTRIES, &["''", "''", change, client, client, &ttl, &lasts, token, removed_client]);
     amended(&script.run(conn, AMENDED).await?)
 }
 

@@ -6,7 +6,7 @@ use super::store::{Connection, notice, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, client_text};
 use crate::name::LockName;
-use crate::protocol::{Amended, Asked, Extension, Keeper, LeaseId, Mode};
+use crate::protocol::{Amended, Asked, Extension, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// Reads the outcome of a statement that changes a holding.
@@ -143,19 +143,15 @@ shares AS MATERIALIZED (
 /// id.
 pub(super) async fn extend(conn: &mut Connection<'_>, extension: &Extension) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
-    let (keeper, dropped) = match keeper {
-        Keeper::Same => (None, None),
-        Keeper::Client(client) => (Some(*client), None),
-        Keeper::NotThisClient(client) => (None, Some(*client)),
-    };
+    let (new_client, removed_client) = keeper.clients();
     let query = sqlx::query(if renamed.is_some() { EXTEND_AND_RENAME } else { EXTEND })
         .bind(name.as_str())
         .bind(id.map_or_else(String::new, |id| id.to_string()))
         .bind(token.get())
         .bind(micros(*lasts))
         .bind(ttl.map_or(0, micros))
-        .bind(client_text(keeper))
-        .bind(client_text(dropped));
+        .bind(client_text(new_client))
+        .bind(client_text(removed_client));
     let query = if let Some(renamed) = renamed { query.bind(renamed.to_string()) } else { query };
     amended(conn.row(query).await?)
 }

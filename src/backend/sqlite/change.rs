@@ -6,7 +6,7 @@ use super::store::{transaction, until_row};
 use crate::backend::micros;
 use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
-use crate::protocol::{Amended, Asked, Extension, Keeper, LeaseId, Mode};
+use crate::protocol::{Amended, Asked, Extension, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// The change of an extension, for both tables.
@@ -34,19 +34,15 @@ SELECT 1 AS done WHERE changes() > 0");
 /// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it.
 pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
-    let (new_client, dropped_client) = match keeper {
-        Keeper::Same => (None, None),
-        Keeper::Client(client) => (Some(client.to_string()), None),
-        Keeper::NotThisClient(client) => (None, Some(client.to_string())),
-    };
+    let (new_client, removed_client) = keeper.clients();
     let query = sqlx::query(EXTEND)
         .bind(name.as_str())
         .bind(id.map(|id| id.to_string()))
         .bind(token.get())
         .bind(micros(*lasts))
         .bind(ttl.map_or(0, micros))
-        .bind(new_client)
-        .bind(dropped_client)
+        .bind(new_client.map(|client| client.to_string()))
+        .bind(removed_client.map(|client| client.to_string()))
         .bind(renamed.map(|id| id.to_string()));
     Ok(if until_row(conn, query).await?.is_some() { Amended::Done } else { Amended::NotHeld })
 }
