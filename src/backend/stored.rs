@@ -1,5 +1,6 @@
 //! The format of rows, common to all databases.
 
+use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -8,7 +9,9 @@ use sqlx::{ColumnIndex, Decode, Type};
 use super::admin::{ListedHolder, ListedWaiter};
 use crate::clock::CENTURY;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode};
+use crate::protocol::{
+    ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode, Release, Released, Response,
+};
 use crate::token::FencingToken;
 
 /// The value of `sqlock_lease.id` for a released name that stays unavailable until it expires.
@@ -181,6 +184,23 @@ pub(crate) fn holder_now(row: &LeaseRow) -> HolderNow {
 /// in range.
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Makes the answers to a batch of releases from rows with the names of the holdings that ended.
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    allow(dead_code, reason = "MySQL reads the holdings before and after")
+)]
+pub(crate) fn release_answers(
+    rows: &[impl TableRow],
+    releases: &[Release],
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
+    let answer = |release: &Release| {
+        let is_ended = ended.contains(release.name.as_str());
+        is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
+    };
+    Ok(releases.iter().map(answer).collect())
 }
 
 /// Converts a token from a row. The tables hold positive ones only; another value is not a grant.

@@ -7,14 +7,14 @@
 //! INSERT … ON CONFLICT writes the rows, because it finds them by key. For the joins of an UPDATE,
 //! a plan made when the table was empty would scan the whole table.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::acquire::token;
 use super::queue::poll_many;
 use super::store::{Connection, commit_lazily, now};
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, client_text};
-use crate::protocol::{Batch, Claim, Release, Released, Response};
+use crate::backend::stored::{TableRow as _, client_text, release_answers};
+use crate::protocol::{Batch, Claim, Release, Response};
 
 // Names without holder and waiter, and names without a row. $1 names, $2 ids, $3 owners, $4
 // clients, $5 ttls, $6 holders, $7 labels.
@@ -99,11 +99,5 @@ async fn release(conn: &mut Connection<'_>, releases: &[Release]) -> Result<Vec<
         .bind(texts(|release| release.id.to_string()))
         .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>())
         .bind(conn.settings.may_commit_lazily());
-    let rows = conn.rows(query).await?;
-    let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
-    let answer = |release: &Release| {
-        let is_ended = ended.contains(release.name.as_str());
-        is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
-    };
-    Ok(releases.iter().map(answer).collect())
+    release_answers(&conn.rows(query).await?, releases)
 }

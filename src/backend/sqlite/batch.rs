@@ -1,17 +1,17 @@
 //! Carries out requests about several names in one statement. Each has the same effect as alone, or
 //! none.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use sqlx::SqliteConnection;
 
 use super::queue::poll;
 use super::store::rows;
-use crate::backend::stored::{TableRow as _, client_text};
+use crate::backend::stored::{TableRow as _, client_text, release_answers};
 use crate::backend::{micros, token};
 use crate::name::LockName;
-use crate::protocol::{Batch, Claim, LeaseId, Release, Released, Response};
+use crate::protocol::{Batch, Claim, LeaseId, Release, Response};
 
 // $1 JSON [[name, id, owner, client, ttl, holder, label], …]. A SELECT before ON CONFLICT needs a
 // WHERE.
@@ -73,12 +73,7 @@ async fn release(conn: &mut SqliteConnection, releases: &[Release]) -> Result<Ve
         releases.iter().map(|release| json!([release.name.as_str(), release.id.to_string(), release.token.get()])),
     );
     let rows = rows(conn, sqlx::query(RELEASE).bind(batch.to_string())).await?;
-    let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
-    let answer = |release: &Release| {
-        let is_ended = ended.contains(release.name.as_str());
-        is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
-    };
-    Ok(releases.iter().map(answer).collect())
+    release_answers(&rows, releases)
 }
 
 /// Polls one name after the other. One statement would save nothing.
