@@ -41,6 +41,7 @@ use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
 use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
+use super::stored::age_from_micros;
 use super::{
     Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks, Store,
     StoreFuture, SweepRange, Swept,
@@ -266,9 +267,7 @@ impl AdminStore for MySqlStore {
                 Flavor::MariaDb => None,
             };
             let age: Option<i64> = if_exists(sqlx::query_scalar(AGE).fetch_one(&mut self.conn).await)?.flatten();
-            // A clock that was set back makes the tables young.
-            let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
-            Ok(Origin { server, age })
+            Ok(Origin { server, age: age.map(age_from_micros) })
         })
     }
 

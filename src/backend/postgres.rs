@@ -37,6 +37,7 @@ use self::settings::{Settings, started_at};
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
+use super::stored::age_from_micros;
 use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
     SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
@@ -248,9 +249,7 @@ impl AdminStore for PostgresStore {
             let conn = self.connection.connection().await?;
             let started = started_at(conn).await?;
             let age: Option<i64> = if_exists(sqlx::query_scalar(AGE).fetch_one(conn).await)?.flatten();
-            // A clock that was set back makes the tables young.
-            let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or(0)));
-            Ok(Origin { server: Some(format!("PostgreSQL {started}")), age })
+            Ok(Origin { server: Some(format!("PostgreSQL {started}")), age: age.map(age_from_micros) })
         })
     }
 

@@ -38,6 +38,7 @@ use self::listener::Listener;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
+use super::stored::age_from_micros;
 use super::{
     Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
     SessionLocks, Store, StoreFuture, SweepRange, Swept,
@@ -229,7 +230,8 @@ impl SqliteStore {
 
 // The record has whole seconds, rounded down.
 const AGE: &str = "
-SELECT CAST(strftime('%s', 'now') AS INTEGER) - CAST(strftime('%s', min(installed_on)) AS INTEGER) - 1 FROM _sqlock_migrations";
+SELECT (CAST(strftime('%s', 'now') AS INTEGER) - CAST(strftime('%s', min(installed_on)) AS INTEGER) - 1) * 1000000
+  FROM _sqlock_migrations";
 
 impl LeaseStore for SqliteStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
@@ -270,9 +272,7 @@ impl AdminStore for SqliteStore {
             let mut conn = self.conn().await?;
             let file = file_of(&mut conn).await?;
             let age: Option<i64> = if_exists(sqlx::query_scalar(AGE).fetch_one(&mut *conn).await)?.flatten();
-            // A clock that was set back makes the tables young.
-            let age = age.map(|age| Duration::from_secs(u64::try_from(age).unwrap_or(0)));
-            Ok(Origin { server: (!file.is_empty()).then(|| format!("SQLite {file}")), age })
+            Ok(Origin { server: (!file.is_empty()).then(|| format!("SQLite {file}")), age: age.map(age_from_micros) })
         })
     }
 }

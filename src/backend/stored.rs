@@ -208,6 +208,11 @@ pub(crate) fn token(value: i64) -> Option<FencingToken> {
     FencingToken::new(value)
 }
 
+/// Converts the age of the tables from microseconds. A clock that was set back makes them young.
+pub(crate) fn age_from_micros(age: i64) -> Duration {
+    Duration::from_micros(u64::try_from(age).unwrap_or(0))
+}
+
 /// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
