@@ -24,6 +24,7 @@ pub(crate) use request::{
     Batch, Claim, Enqueue, Extension, GivenUp, Grantee, HolderChange, Keeper, Release, Request, Seen, Transition,
 };
 pub(crate) use response::{
-    Amended, Asked, Granted, HolderNow, Joined, Polled, Presence, Released, Response, Withdrawn,
+    AskOutcome, ChangeOutcome, CurrentHolder, Granted, JoinOutcome, Polled, Presence, ReleaseOutcome, Response,
+    WithdrawalOutcome,
 };
 pub(crate) use row::{EntryRow, EntryState, Holder, LeaseRow, Mode, Queue};

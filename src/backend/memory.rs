@@ -27,7 +27,7 @@ use super::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{ClientId, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Request, Response};
+use crate::protocol::{ClientId, CurrentHolder, EntryState, Holder, LeaseId, LeaseRow, Request, Response};
 use crate::token::FencingToken;
 
 /// Identifies a transaction.
@@ -325,11 +325,11 @@ impl Memory {
         LeaseRow { holder, owner, client, token, remaining, waiting, lost, asked }
     }
 
-    fn holder_now(&self, name: &LockName, now: i64) -> HolderNow {
+    fn holder_now(&self, name: &LockName, now: i64) -> CurrentHolder {
         match self.leases.get(name).map(|row| self.read_row(row, now)) {
-            Some(LeaseRow { holder: Holder::Entries, .. }) => HolderNow::Unknown,
-            Some(LeaseRow { remaining: Some(remaining), owner, .. }) => HolderNow::Valid { owner, remaining },
-            _ => HolderNow::Vacant,
+            Some(LeaseRow { holder: Holder::Entries, .. }) => CurrentHolder::Unknown,
+            Some(LeaseRow { remaining: Some(remaining), owner, .. }) => CurrentHolder::Valid { owner, remaining },
+            _ => CurrentHolder::Vacant,
         }
     }
 }

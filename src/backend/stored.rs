@@ -10,7 +10,7 @@ use super::admin::{ListedHolder, ListedWaiter};
 use crate::clock::CENTURY;
 use crate::owner::Owner;
 use crate::protocol::{
-    ClientId, EntryRow, EntryState, Holder, HolderNow, LeaseId, LeaseRow, Mode, Release, Released, Response,
+    ClientId, CurrentHolder, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode, Release, ReleaseOutcome, Response,
 };
 use crate::token::FencingToken;
 
@@ -172,11 +172,13 @@ pub(crate) fn read_waiter(row: &impl TableRow) -> Result<ListedWaiter, sqlx::Err
 }
 
 /// Returns the holder in a row, for a refused claim.
-pub(crate) fn holder_now(row: &LeaseRow) -> HolderNow {
+pub(crate) fn holder_now(row: &LeaseRow) -> CurrentHolder {
     match row {
-        LeaseRow { holder: Holder::Entries, .. } => HolderNow::Unknown,
-        LeaseRow { remaining: Some(remaining), owner, .. } => HolderNow::Valid { owner: *owner, remaining: *remaining },
-        _ => HolderNow::Vacant,
+        LeaseRow { holder: Holder::Entries, .. } => CurrentHolder::Unknown,
+        LeaseRow { remaining: Some(remaining), owner, .. } => {
+            CurrentHolder::Valid { owner: *owner, remaining: *remaining }
+        }
+        _ => CurrentHolder::Vacant,
     }
 }
 
@@ -198,7 +200,7 @@ pub(crate) fn release_answers(
     let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
     let answer = |release: &Release| {
         let is_ended = ended.contains(release.name.as_str());
-        is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
+        is_ended.then_some(Response::Released(ReleaseOutcome::Ended { awaited: false }))
     };
     Ok(releases.iter().map(answer).collect())
 }

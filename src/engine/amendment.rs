@@ -8,7 +8,7 @@ use super::{Engine, Epoch};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
-use crate::protocol::{Amended, LeaseId, Mode};
+use crate::protocol::{ChangeOutcome, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// How long a change that meets a row lock is repeated. The holder itself may have locked the row,
@@ -55,7 +55,14 @@ impl Engine {
     }
 
     /// Handles the answer to the first pending amendment.
-    pub(super) fn amended(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment, amended: Amended) {
+    pub(super) fn amended(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        sent_at: Moment,
+        amended: ChangeOutcome,
+    ) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -63,9 +70,9 @@ impl Engine {
             return;
         };
         match amended {
-            Amended::Locked => self.amendment_is_locked(now, name, id),
-            Amended::Done => self.conclude_amendment(now, name, id, sent_at),
-            Amended::NotHeld => match holding.amendments.front_mut() {
+            ChangeOutcome::Locked => self.amendment_is_locked(now, name, id),
+            ChangeOutcome::Done => self.conclude_amendment(now, name, id, sent_at),
+            ChangeOutcome::NotHeld => match holding.amendments.front_mut() {
                 Some(amending) if !amending.amendment.is_conversion() => {
                     self.lose(now, name, id, LossCause::Superseded);
                 }

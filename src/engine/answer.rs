@@ -14,7 +14,7 @@ use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::BEAT;
-use crate::protocol::{Amended, Joined, Keeper, LeaseId, Mode, Polled, Presence, Request, Response};
+use crate::protocol::{ChangeOutcome, JoinOutcome, Keeper, LeaseId, Mode, Polled, Presence, Request, Response};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -100,11 +100,11 @@ impl Engine {
         now: Moment,
         name: &LockName,
         id: LeaseId,
-        joined: Joined,
+        joined: JoinOutcome,
         granting: impl Fn(FencingToken) -> Granting,
     ) {
         match joined {
-            Joined::Done(token) => {
+            JoinOutcome::Done(token) => {
                 if !self.joined_as_exported(now, name, id, token) {
                     return;
                 }
@@ -115,11 +115,11 @@ impl Engine {
                 let holding = self.names.get_mut(name).and_then(|state| state.holding(id));
                 holding.into_iter().for_each(|holding| holding.is_joined = true);
             }
-            Joined::Locked => {
+            JoinOutcome::Locked => {
                 let waiter = self.names.get_mut(name).and_then(|state| state.waiter(id));
                 waiter.into_iter().for_each(|waiter| waiter.retry_at = now + WHILE_LOCKED);
             }
-            Joined::NotHeld => self.not_joined(now, name, id),
+            JoinOutcome::NotHeld => self.not_joined(now, name, id),
         }
     }
 
@@ -216,7 +216,7 @@ impl Engine {
         id: LeaseId,
         is_kept: bool,
         granting: Granting,
-        extended: Amended,
+        extended: ChangeOutcome,
     ) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -229,7 +229,7 @@ impl Engine {
         };
         holding.extend_at = None;
         match extended {
-            Amended::Done => {
+            ChangeOutcome::Done => {
                 holding.settle(&self.heartbeat);
                 holding.ttl = granting.ttl;
                 holding.is_kept |= is_kept;
@@ -242,12 +242,12 @@ impl Engine {
                 let wants_more = holding.claim.ttl > holding.ttl || (holding.claim.is_kept && !holding.is_kept);
                 holding.extend_at = wants_more.then_some(now);
             }
-            Amended::Locked => {
+            ChangeOutcome::Locked => {
                 holding.put_off(now);
                 holding.extend_at = Some(holding.again_at);
             }
             // The holding was taken away, or was about to expire: a look decides.
-            Amended::NotHeld => {
+            ChangeOutcome::NotHeld => {
                 holding.settle(&self.heartbeat);
                 (holding.epoch, holding.is_doubted) = (Epoch::default(), true);
             }
@@ -261,26 +261,28 @@ impl Engine {
         name: &LockName,
         id: LeaseId,
         granting: Granting,
-        extended: Amended,
+        extended: ChangeOutcome,
     ) {
         let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
             return;
         };
         match extended {
-            Amended::Done => {
+            ChangeOutcome::Done => {
                 // A notice since the grant was read requires a look.
                 let epoch = waiter.granted_in.unwrap_or(granting.epoch);
                 self.granted(now, name, id, Granting { epoch, ..granting });
             }
-            Amended::Locked => waiter.retry_at = now + WHILE_LOCKED,
-            Amended::NotHeld if waiter.resumes.is_none() => self.requeue(now, name, id, WaiterState::Refused, false),
+            ChangeOutcome::Locked => waiter.retry_at = now + WHILE_LOCKED,
+            ChangeOutcome::NotHeld if waiter.resumes.is_none() => {
+                self.requeue(now, name, id, WaiterState::Refused, false)
+            }
             // An abandoned resumption may be about to restore the identity of the lease, once its
             // row is no longer locked.
-            Amended::NotHeld if waiter.unknown_answers < MAX_UNKNOWN_ANSWERS => {
+            ChangeOutcome::NotHeld if waiter.unknown_answers < MAX_UNKNOWN_ANSWERS => {
                 waiter.retry_at = now + WHILE_LOCKED * (1 << waiter.unknown_answers);
                 waiter.unknown_answers += 1;
             }
-            Amended::NotHeld => {
+            ChangeOutcome::NotHeld => {
                 let waiter = waiter.id;
                 self.leave(now, waiter, Some(Refusal::Lost));
             }

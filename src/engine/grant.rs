@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{Holder, HolderNow, LeaseId, Mode, Polled, Presence};
+use crate::protocol::{CurrentHolder, Holder, LeaseId, Mode, Polled, Presence};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -142,7 +142,14 @@ impl Engine {
     }
 
     /// Handles the store's refusal of a plain acquire.
-    pub(super) fn refused(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment, holder: HolderNow) {
+    pub(super) fn refused(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: LeaseId,
+        sent_at: Moment,
+        holder: CurrentHolder,
+    ) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -151,11 +158,11 @@ impl Engine {
         };
         waiter.state = WaiterState::Refused;
         match holder {
-            HolderNow::Valid { owner, .. } if waiter.reenters && owner == Some(waiter.claim.owner) => {
+            CurrentHolder::Valid { owner, .. } if waiter.reenters && owner == Some(waiter.claim.owner) => {
                 waiter.may_join = true
             }
             // One of the holders that share the name may be of the same owner.
-            HolderNow::Valid { owner, .. } if waiter.tries() && !(waiter.reenters && owner.is_none()) => {
+            CurrentHolder::Valid { owner, .. } if waiter.tries() && !(waiter.reenters && owner.is_none()) => {
                 let (first, mode) = (waiter.id, waiter.claim.mode);
                 // The answer refuses every try that came before the request was sent, too.
                 let is_refused = |other: &&Waiter| {
@@ -168,7 +175,7 @@ impl Engine {
                     self.leave(now, waiter, Some(Refusal::Held));
                 }
             }
-            HolderNow::Valid { .. } if waiter.report_wait() => {
+            CurrentHolder::Valid { .. } if waiter.report_wait() => {
                 let waiter = waiter.id;
                 self.actions.push(Action::Waits { waiter });
             }
@@ -206,7 +213,7 @@ impl Engine {
         name: &LockName,
         ids: &[LeaseId],
         sent_at: Moment,
-        holder: HolderNow,
+        holder: CurrentHolder,
     ) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -218,7 +225,7 @@ impl Engine {
         for waiter in state.waiters.iter_mut().filter(|waiter| ids.contains(&waiter.claim.id)) {
             (waiter.state, waiter.may_join) = (WaiterState::Queued, false);
             is_any = true;
-            if matches!(holder, HolderNow::Valid { .. }) && waiter.report_wait() {
+            if matches!(holder, CurrentHolder::Valid { .. }) && waiter.report_wait() {
                 self.actions.push(Action::Waits { waiter: waiter.id });
             }
         }
@@ -226,8 +233,8 @@ impl Engine {
             return;
         }
         match holder {
-            HolderNow::Valid { remaining, .. } => self.poll_later(now, name, 0, Some(remaining)),
-            HolderNow::Vacant | HolderNow::Unknown => state.read_at = Some(now),
+            CurrentHolder::Valid { remaining, .. } => self.poll_later(now, name, 0, Some(remaining)),
+            CurrentHolder::Vacant | CurrentHolder::Unknown => state.read_at = Some(now),
         }
         self.heartbeat.keep_entry(sent_at);
     }

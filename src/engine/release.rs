@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{LeaseId, Released, Withdrawn};
+use crate::protocol::{LeaseId, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 /// How long a closing client repeats a release that meets a row lock, such as a fence's.
@@ -23,7 +23,7 @@ impl Engine {
         name: &LockName,
         id: LeaseId,
         next: Option<(LeaseId, Duration)>,
-        released: Released,
+        released: ReleaseOutcome,
         granting: impl Fn(FencingToken, Duration) -> Granting,
     ) {
         let stops_repeating = self.stops_repeating(now);
@@ -34,42 +34,44 @@ impl Engine {
             // The holding expired meanwhile and is being withdrawn, but the grant to its successor
             // is valid.
             match (released, next) {
-                (Released::ToNext(token), Some((next, ttl))) => self.granted(now, name, next, granting(token, ttl)),
-                (Released::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, &granting),
+                (ReleaseOutcome::ToNext(token), Some((next, ttl))) => {
+                    self.granted(now, name, next, granting(token, ttl))
+                }
+                (ReleaseOutcome::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, &granting),
                 _ => {}
             }
             return;
         };
         match released {
-            Released::Ended { awaited } => {
+            ReleaseOutcome::Ended { awaited } => {
                 if awaited {
                     (state.is_wanted, state.read_at) = (true, Some(now));
                 }
                 self.conclude(now, name, Some(id), Verdict::Held);
             }
-            Released::ToNext(token) => {
+            ReleaseOutcome::ToNext(token) => {
                 self.conclude(now, name, Some(id), Verdict::Held);
                 if let Some((next, ttl)) = next {
                     self.granted(now, name, next, granting(token, ttl));
                 }
             }
-            Released::ToEntry(grant) => {
+            ReleaseOutcome::ToEntry(grant) => {
                 state.is_wanted = true;
                 self.conclude(now, name, Some(id), Verdict::Held);
                 self.handed_over(now, name, grant.id, grant.token, &granting);
             }
-            Released::Awaited if holding.count_ineffective_release() => {
+            ReleaseOutcome::Awaited if holding.count_ineffective_release() => {
                 self.conclude(now, name, Some(id), Verdict::Failed(Failure::no_effect()));
             }
-            Released::Awaited => {
+            ReleaseOutcome::Awaited => {
                 holding.release_by_transition(next.is_none());
                 state.is_wanted = true;
             }
-            Released::Locked if stops_repeating => {
+            ReleaseOutcome::Locked if stops_repeating => {
                 let failure = Failure::locked(name);
                 self.conclude(now, name, Some(id), Verdict::Failed(failure));
             }
-            Released::Locked => {
+            ReleaseOutcome::Locked => {
                 holding.put_off(now);
                 let HoldingState::Releasing { lease, .. } = &mut holding.state else {
                     return;
@@ -81,11 +83,11 @@ impl Engine {
                 }
             }
             // The token was raised by a request whose answer was lost.
-            Released::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
+            ReleaseOutcome::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
                 holding.token = FencingToken::new(latest).unwrap_or(holding.token);
                 holding.again_at = now;
             }
-            Released::NotHeld { lost, token: latest } => {
+            ReleaseOutcome::NotHeld { lost, token: latest } => {
                 let verdict = holding.judge_end(lost, latest);
                 // A store that has missed the grant may still have the waiting entry.
                 state.withdraw(id, now, false);
@@ -137,7 +139,7 @@ impl Engine {
         self.lose_amendments(holding.amendments, LossCause::Superseded);
     }
 
-    pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: Withdrawn) {
+    pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: WithdrawalOutcome) {
         self.refuse_timed_out(now, name, Some(id));
         let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {
@@ -150,7 +152,7 @@ impl Engine {
         // An entry that joins late delays other waiters until it is withdrawn again.
         withdrawal.put_off(now, GRANT);
         match withdrawn {
-            Withdrawn::Gone { awaited } => {
+            WithdrawalOutcome::Gone { awaited } => {
                 // A client that closes repeats nothing.
                 if closes || withdrawal.until.is_none_or(|until| until <= now) {
                     state.withdrawals.remove(i);
@@ -160,10 +162,10 @@ impl Engine {
                     state.read_at = Some(now);
                 }
             }
-            Withdrawn::Locked if stops_repeating => {
+            WithdrawalOutcome::Locked if stops_repeating => {
                 state.withdrawals.remove(i);
             }
-            Withdrawn::Locked => {}
+            WithdrawalOutcome::Locked => {}
         }
     }
 

@@ -10,8 +10,8 @@ use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{
-    Amended, Claim, EntryRow, EntryState, Granted, Holder, HolderNow, Joined, Keeper, LeaseRow, Mode, Polled, Presence,
-    Queue, Released, Response, Withdrawn,
+    ChangeOutcome, Claim, CurrentHolder, EntryRow, EntryState, Granted, Holder, JoinOutcome, Keeper, LeaseRow, Mode,
+    Polled, Presence, Queue, ReleaseOutcome, Response, WithdrawalOutcome,
 };
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -141,7 +141,7 @@ fn request_before_a_confirmation_is_looked_up() {
     let wish = wish("a", WaitMode::Wait(None));
     let name = wish.name.clone();
     store.feed(Event::Acquire { waiter: WaiterId(2), wish });
-    let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held))) {
         Request::Acquire(claim) => claim,
         other => panic!("{other:?}"),
@@ -153,12 +153,12 @@ fn request_before_a_confirmation_is_looked_up() {
     let is_poll = |body: &Request| matches!(body, Request::Poll { name: polled, .. } if *polled == name);
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     store.answer(is_poll, polled(0));
-    store.answer(is_extend, Response::Extended(Amended::Locked));
+    store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
     store.pass(BEAT);
-    store.answer(is_extend, Response::Extended(Amended::Locked));
+    store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
     store.pass(WHILE_LOCKED);
-    store.answer(is_extend, Response::Extended(Amended::Done));
+    store.answer(is_extend, Response::Extended(ChangeOutcome::Done));
     assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", store.actions);
     store.answer(is_poll, polled(5));
     assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
@@ -218,7 +218,7 @@ fn notice_is_followed_while_a_change_pauses() {
     store.feed(Event::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200, 400, 250] {
-        store.answer(is_extend, Response::Extended(Amended::Locked));
+        store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
         store.pass(Duration::from_millis(pause));
     }
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
@@ -240,8 +240,8 @@ fn change_under_a_lasting_lock_is_given_up() {
         let is_given_up = |action: &Action| matches!(action, Action::Amended { result: Err(NotAmended::Locked), .. });
         while !store.has_acted(is_given_up) {
             let locked = match amendment {
-                Amendment::Downgrade => Response::Downgraded(Amended::Locked),
-                _ => Response::Extended(Amended::Locked),
+                Amendment::Downgrade => Response::Downgraded(ChangeOutcome::Locked),
+                _ => Response::Extended(ChangeOutcome::Locked),
             };
             store.answer(is_change, locked);
             store.pass(Duration::from_secs(1));
@@ -263,12 +263,12 @@ fn raise_of_ttl_that_meets_a_locked_row_is_repeated_after_pauses() {
     store.feed(Event::Acquire { waiter: WaiterId(2), wish: long });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200] {
-        store.answer(is_extend, Response::Extended(Amended::Locked));
+        store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
         store.pass(Duration::from_millis(pause - 1));
         assert!(!store.open.iter().any(|(_, body)| is_extend(body)), "repeated before {pause} ms");
         store.pass(Duration::from_millis(1));
     }
-    store.answer(is_extend, Response::Extended(Amended::Done));
+    store.answer(is_extend, Response::Extended(ChangeOutcome::Done));
 }
 
 /// A lease that is to be renewed enters a holding while its TTL is being raised for another one.
@@ -283,7 +283,7 @@ fn wants_during_an_extension_are_sent_after_it() {
     store.feed(Event::Acquire { waiter: WaiterId(3), wish: kept });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for is_kept in [false, true] {
-        match store.answer(is_extend, Response::Extended(Amended::Done)) {
+        match store.answer(is_extend, Response::Extended(ChangeOutcome::Done)) {
             Request::Extend(sent) => assert_eq!(matches!(sent.keeper, Keeper::Client(_)), is_kept),
             other => panic!("{other:?}"),
         }
@@ -307,7 +307,7 @@ fn releases_under_a_fence_are_all_answered() {
         store.feed(Event::Release { lease });
     }
     store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
-    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(Released::Locked));
+    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::Locked));
     let is_released = |action: &&Action| matches!(action, Action::Released { verdict: Verdict::Held, .. });
     assert_eq!(store.actions.iter().filter(is_released).count(), 2, "{:?}", store.actions);
 }
@@ -321,7 +321,7 @@ fn releases_before_a_restart_are_looked_up() {
         for (waiter, name) in [(1, "a"), (2, "b")] {
             let (_, lease) = store.hold(waiter, wish(name, WaitMode::Wait(None)), token);
             store.feed(Event::Release { lease });
-            let ended = Response::Released(Released::Ended { awaited: false });
+            let ended = Response::Released(ReleaseOutcome::Ended { awaited: false });
             store.answer(|body| matches!(body, Request::Release(_)), ended);
         }
         store.feed(Event::Acquire { waiter: WaiterId(3), wish: wish("c", WaitMode::Wait(None)) });
@@ -345,7 +345,7 @@ fn releases_before_a_restart_are_looked_up() {
 /// Waits for two names that another client holds, with entries in the store.
 fn waits_for_two_names() -> Conversation {
     let mut store = Conversation::new();
-    let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
         store.feed(Event::Acquire { waiter, wish: wish(name, WaitMode::Wait(None)) });
         store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
@@ -384,7 +384,7 @@ fn grant_found_late_is_extended_before_its_use() {
     store.answer(is_poll_of("a"), Response::Polled(Some(Polled { row, presences })));
     let is_granted = |action: &Action| matches!(action, Action::Granted { .. });
     assert!(!store.has_acted(is_granted), "{:?}", store.actions);
-    store.answer(|body| matches!(body, Request::Extend(_)), Response::Extended(Amended::Done));
+    store.answer(|body| matches!(body, Request::Extend(_)), Response::Extended(ChangeOutcome::Done));
     assert!(store.has_acted(is_granted), "{:?}", store.actions);
 }
 
@@ -445,8 +445,8 @@ fn close_ends_while_a_row_stays_locked() {
     for _ in 0..100 {
         while let Some((request, body)) = store.open.pop() {
             let response = match body {
-                Request::Release(_) => Response::Released(Released::Locked),
-                Request::Withdraw { .. } => Response::Withdrawn(Withdrawn::Locked),
+                Request::Release(_) => Response::Released(ReleaseOutcome::Locked),
+                Request::Withdraw { .. } => Response::Withdrawn(WithdrawalOutcome::Locked),
                 _ => Response::Registered(1),
             };
             let answer = Answer { sent_at: store.now, may_linger: false, is_repeated: false, result: Ok(response) };
@@ -554,9 +554,9 @@ fn client_that_handed_a_name_over_gets_an_entry_at_once() {
     let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
     store.feed(Event::Release { lease });
     let granted = Granted { id: LeaseId::from_u128(9), token: FencingToken::new(6).expect("a token") };
-    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(Released::ToEntry(granted)));
+    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::ToEntry(granted)));
     store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
-    let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     assert!(store.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", store.open);
 }
@@ -582,7 +582,7 @@ fn overtaken_try_pauses_before_its_next_read() {
     let mut store = Conversation::new();
     let until = START + Duration::from_secs(8);
     store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", WaitMode::Try(until)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(HolderNow::Unknown)));
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(CurrentHolder::Unknown)));
     // The first repetition needs no pause.
     for _ in 0..2 {
         store.answer(is_read, queue(Holder::Nobody, Vec::new()));
@@ -599,11 +599,11 @@ fn try_that_meets_a_locked_row_is_not_unanswered() {
     let mut store = Conversation::new();
     let until = START + Duration::from_secs(8);
     let wish = Wish { reenters: true, ..wish("a", WaitMode::Try(until)) };
-    let held = HolderNow::Valid { owner: Some(wish.owner), remaining: Duration::from_secs(10) };
+    let held = CurrentHolder::Valid { owner: Some(wish.owner), remaining: Duration::from_secs(10) };
     store.feed(Event::Acquire { waiter: WaiterId(1), wish });
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
     while store.now < until {
-        store.answer(|body| matches!(body, Request::Join(_)), Response::Joined(Joined::Locked));
+        store.answer(|body| matches!(body, Request::Join(_)), Response::Joined(JoinOutcome::Locked));
         store.pass(WHILE_LOCKED);
     }
     store.pass(WITHDRAWN_LATEST);
@@ -624,14 +624,14 @@ fn waiter_with_a_named_owner_keeps_its_place() {
     store.feed(Event::Acquire { waiter: WaiterId(4), wish: wish("a", WaitMode::Wait(None)) });
     let is_release = |body: &Request| matches!(body, Request::Release(_));
     store.feed(Event::Release { lease });
-    store.answer(is_release, Response::Released(Released::ToNext(token(6))));
+    store.answer(is_release, Response::Released(ReleaseOutcome::ToNext(token(6))));
     let next = store.actions.iter().find_map(|action| match action {
         Action::Granted { waiter: WaiterId(2), grant } => Some(grant.lease),
         _ => None,
     });
     store.feed(Event::Release { lease: next.expect("a lease") });
-    store.answer(is_release, Response::Released(Released::Awaited));
-    let held = HolderNow::Valid { owner: None, remaining: Duration::from_secs(10) };
+    store.answer(is_release, Response::Released(ReleaseOutcome::Awaited));
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     let enqueued = match store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held)) {
         Request::Enqueue(entries) => entries,
         other => panic!("{other:?}"),
@@ -658,7 +658,7 @@ fn slow_store_delays_a_release_for_some_time_only() {
     };
     store.feed(Event::Release { lease });
     let is_release = |body: &Request| matches!(body, Request::Release(_));
-    store.answer_after(LONGEST_DELAY, is_release, Response::Released(Released::Awaited));
+    store.answer_after(LONGEST_DELAY, is_release, Response::Released(ReleaseOutcome::Awaited));
     let since = store.now;
     while !store.open.iter().any(|(_, body)| is_transition(body)) {
         assert!(store.now.since(since) < 3 * LONGEST_DELAY, "{:?}", store.open);

@@ -8,7 +8,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{Amended, Claim, LeaseId, Mode};
+use crate::protocol::{ChangeOutcome, Claim, LeaseId, Mode};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -127,22 +127,22 @@ impl Engine {
     }
 
     /// Handles the answer to the detachment of an exported lease.
-    pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: LeaseId, amended: Option<Amended>) {
+    pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: LeaseId, amended: Option<ChangeOutcome>) {
         let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         match amended {
-            Some(Amended::Done | Amended::NotHeld) => {
+            Some(ChangeOutcome::Done | ChangeOutcome::NotHeld) => {
                 state.detachments.iter_mut().filter(|other| other.id == id).for_each(|other| other.is_done = true);
                 // A client that closes repeats nothing.
                 let is_repeated = |other: &Detachment| !closes && other.until.is_some_and(|until| until > now);
                 state.detachments.retain(|other| other.id != id || is_repeated(other));
             }
-            Some(Amended::Locked) if stops_repeating => state.detachments.retain(|other| other.id != id),
+            Some(ChangeOutcome::Locked) if stops_repeating => state.detachments.retain(|other| other.id != id),
             // Without the heartbeat of a closed client, the lease ends after its TTL at the latest.
             None if closes => state.detachments.clear(),
-            Some(Amended::Locked) | None => {}
+            Some(ChangeOutcome::Locked) | None => {}
         }
         state.detachments.iter_mut().filter(|d| d.id == id).for_each(|detachment| detachment.put_off(now));
     }

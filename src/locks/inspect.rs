@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::name::LockName;
 use crate::operation::{ListHolders, ListWaiters, Operation, ReadNote};
-use crate::protocol::{Amended, Asked, Extension, Keeper, Request, Response};
+use crate::protocol::{AskOutcome, ChangeOutcome, Extension, Keeper, Request, Response};
 use crate::token::FencingToken;
 
 /// How long a change by an operator waits for fenced transactions of the holder.
@@ -121,7 +121,7 @@ impl Locks {
         let eviction = self.client.coordinator.begin_eviction(name.clone(), token);
         let (response, may_have_ended) = self.until_unlocked(Request::Evict { name: name.clone(), token }).await?;
         match response {
-            Response::Evicted(Amended::Done) => {
+            Response::Evicted(ChangeOutcome::Done) => {
                 eviction.confirm();
                 Ok(true)
             }
@@ -171,7 +171,7 @@ impl Locks {
     pub async fn ask_to_release(&self, name: &str) -> Result<usize> {
         let name = LockName::new(name)?;
         match self.until_unlocked(Request::Ask { name }).await?.0 {
-            Response::Asked(Asked::Holders(holders)) => Ok(usize::try_from(holders).unwrap_or(usize::MAX)),
+            Response::Asked(AskOutcome::Holders(holders)) => Ok(usize::try_from(holders).unwrap_or(usize::MAX)),
             _ => Ok(0),
         }
     }
@@ -187,9 +187,9 @@ impl Locks {
             let answer = self.client.run_with_answer(request.clone()).await;
             may_linger |= answer.may_linger;
             match answer.result? {
-                Response::Evicted(Amended::Locked)
-                | Response::Extended(Amended::Locked)
-                | Response::Asked(Asked::Locked) => {}
+                Response::Evicted(ChangeOutcome::Locked)
+                | Response::Extended(ChangeOutcome::Locked)
+                | Response::Asked(AskOutcome::Locked) => {}
                 response => return Ok((response, may_linger)),
             }
             if start.elapsed() > FENCED_TIMEOUT {
@@ -218,6 +218,6 @@ impl Locks {
         let (id, renamed, ttl_stays) = (None, None, None);
         let extension = Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, keeper: Keeper::Same };
         let (response, _) = self.until_unlocked(Request::Extend(extension)).await?;
-        Ok(matches!(response, Response::Extended(Amended::Done)))
+        Ok(matches!(response, Response::Extended(ChangeOutcome::Done)))
     }
 }

@@ -14,11 +14,11 @@ pub(crate) enum Response {
     /// The number of notices. It rises with every lease that is taken away from the client or that
     /// the client is asked to release. `None`: the client has no row.
     Beat(Option<i64>),
-    Acquired(Result<FencingToken, HolderNow>),
-    Joined(Joined),
-    Enqueued(HolderNow),
-    Released(Released),
-    Withdrawn(Withdrawn),
+    Acquired(Result<FencingToken, CurrentHolder>),
+    Joined(JoinOutcome),
+    Enqueued(CurrentHolder),
+    Released(ReleaseOutcome),
+    Withdrawn(WithdrawalOutcome),
     /// `None`: the name has no row.
     Polled(Option<Polled>),
     /// `None`: the name has no row.
@@ -26,11 +26,11 @@ pub(crate) enum Response {
     /// `None`: nothing was changed, because the name differed from what was seen, or a row was
     /// locked.
     Transitioned(Option<Vec<Granted>>),
-    Extended(Amended),
-    Downgraded(Amended),
-    Raised(Amended),
-    Evicted(Amended),
-    Asked(Asked),
+    Extended(ChangeOutcome),
+    Downgraded(ChangeOutcome),
+    Raised(ChangeOutcome),
+    Evicted(ChangeOutcome),
+    Asked(AskOutcome),
 }
 
 impl Response {
@@ -43,7 +43,7 @@ impl Response {
 /// The outcome of a request to add an acquisition to a holding.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Joined {
+pub(crate) enum JoinOutcome {
     Done(FencingToken),
     /// The row is locked.
     Locked,
@@ -54,7 +54,7 @@ pub(crate) enum Joined {
 /// The outcome of a withdrawal, which deletes the rows of an acquisition.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Withdrawn {
+pub(crate) enum WithdrawalOutcome {
     /// The store has no trace of the acquisition. `awaited`: entries wait for the name.
     Gone { awaited: bool },
     /// A row of the acquisition is locked, by a transaction that it has fenced or by a foreign one.
@@ -64,7 +64,7 @@ pub(crate) enum Withdrawn {
 /// The outcome of a change of a holding.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Amended {
+pub(crate) enum ChangeOutcome {
     Done,
     /// The holding is unchanged: its row is locked.
     Locked,
@@ -75,7 +75,7 @@ pub(crate) enum Amended {
 /// The outcome of a request that asks the holders of a name to release it.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum AskOutcome {
     /// The number of holders that were asked. Zero: the name has no valid holder, and nothing was
     /// changed.
     Holders(u32),
@@ -85,7 +85,7 @@ pub(crate) enum Asked {
 
 /// What a refusal says about the current holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HolderNow {
+pub(crate) enum CurrentHolder {
     /// The store did not look.
     Unknown,
     /// The name is free, or its holder has expired: the first waiter may have it.
@@ -97,7 +97,7 @@ pub(crate) enum HolderNow {
 /// The outcome of a release.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Released {
+pub(crate) enum ReleaseOutcome {
     /// The holding ended. `awaited`: entries wait, and a transition must grant them the name.
     Ended { awaited: bool },
     /// The holding ended, and the given claim holds the name.

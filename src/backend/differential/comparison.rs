@@ -6,7 +6,8 @@ use super::{TOLERANCE, Tables};
 use crate::backend::memory::Entry;
 use crate::backend::micros;
 use crate::protocol::{
-    EntryState, Granted, Holder, HolderNow, Joined, LeaseId, LeaseRow, Presence, Release, Released, Request, Response,
+    CurrentHolder, EntryState, Granted, Holder, JoinOutcome, LeaseId, LeaseRow, Presence, Release, ReleaseOutcome,
+    Request, Response,
 };
 use crate::token::FencingToken;
 
@@ -44,8 +45,8 @@ pub(super) fn is_same_presence(a: &Presence, b: &Presence) -> bool {
 
 pub(super) fn is_alike(model: &Response, database: &Response) -> bool {
     use Response as R;
-    let same_holder = |a: &HolderNow, b: &HolderNow| match (a, b) {
-        (HolderNow::Valid { owner: a, remaining: c }, HolderNow::Valid { owner: b, remaining: d }) => {
+    let same_holder = |a: &CurrentHolder, b: &CurrentHolder| match (a, b) {
+        (CurrentHolder::Valid { owner: a, remaining: c }, CurrentHolder::Valid { owner: b, remaining: d }) => {
             // The owner may be left out where it does not matter.
             (a == b || b.is_none()) && is_near_time(*c, *d)
         }
@@ -55,9 +56,9 @@ pub(super) fn is_alike(model: &Response, database: &Response) -> bool {
     match (model, database) {
         (R::Acquired(Ok(a)), R::Acquired(Ok(b))) => is_near_token(*a, *b),
         (R::Acquired(Err(a)), R::Acquired(Err(b))) | (R::Enqueued(a), R::Enqueued(b)) => same_holder(a, b),
-        (R::Joined(Joined::Done(a)), R::Joined(Joined::Done(b))) => a == b,
-        (R::Released(Released::ToNext(a)), R::Released(Released::ToNext(b))) => is_near_token(*a, *b),
-        (R::Released(Released::ToEntry(a)), R::Released(Released::ToEntry(b))) => same_grant(a, b),
+        (R::Joined(JoinOutcome::Done(a)), R::Joined(JoinOutcome::Done(b))) => a == b,
+        (R::Released(ReleaseOutcome::ToNext(a)), R::Released(ReleaseOutcome::ToNext(b))) => is_near_token(*a, *b),
+        (R::Released(ReleaseOutcome::ToEntry(a)), R::Released(ReleaseOutcome::ToEntry(b))) => same_grant(a, b),
         (R::Polled(Some(a)), R::Polled(Some(b))) => {
             is_same_row(&a.row, &b.row)
                 && a.presences.len() == b.presences.len()
@@ -87,10 +88,10 @@ pub(super) fn granted(request: &Request, response: &Response) -> Vec<(LeaseId, i
     let of = |grant: &Granted| (grant.id, grant.token.get());
     match (request, response) {
         (Request::Acquire(claim), Response::Acquired(Ok(token))) => vec![(claim.id, token.get())],
-        (Request::Release(Release { next: Some(next), .. }), Response::Released(Released::ToNext(token))) => {
+        (Request::Release(Release { next: Some(next), .. }), Response::Released(ReleaseOutcome::ToNext(token))) => {
             vec![(next.id, token.get())]
         }
-        (_, Response::Released(Released::ToEntry(grant))) => vec![of(grant)],
+        (_, Response::Released(ReleaseOutcome::ToEntry(grant))) => vec![of(grant)],
         (_, Response::Transitioned(Some(grants))) => grants.iter().map(of).collect(),
         _ => Vec::new(),
     }

@@ -4,7 +4,7 @@ use super::row::{positive, remaining};
 use super::{Entry, Key, Lease, Memory, MustWait, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::{Claim, EntryState, Holder, Joined, LeaseId, Mode, Response};
+use crate::protocol::{Claim, EntryState, Holder, JoinOutcome, LeaseId, Mode, Response};
 use crate::token::FencingToken;
 
 impl Memory {
@@ -81,7 +81,7 @@ impl Memory {
         let name = &claim.name;
         let answer = |joined| Prepared::new(Response::Joined(joined));
         let Some(mut row) = self.leases.get(name).cloned() else {
-            return answer(Joined::NotHeld);
+            return answer(JoinOutcome::NotHeld);
         };
         let holding = |client, ttl, expires_at| Entry {
             client,
@@ -107,7 +107,7 @@ impl Memory {
         let mut writes = match row.holder {
             Holder::Lease(id) if row.owner == Some(claim.owner) && self.read_row(&row, now).remaining.is_some() => {
                 if id == claim.id {
-                    return answer(Joined::NotHeld);
+                    return answer(JoinOutcome::NotHeld);
                 }
                 let first = holding(row.client, row.ttl, row.expires_at);
                 vec![Write::Entry(name.clone(), id, Some(first))]
@@ -115,16 +115,16 @@ impl Memory {
             Holder::Entries if row.owner == Some(claim.owner) && self.entries_named(name).any(|e| is_live(&e)) => {
                 Vec::new()
             }
-            _ => return answer(Joined::NotHeld),
+            _ => return answer(JoinOutcome::NotHeld),
         };
         if self.is_lease_locked(name, Strength::Plain) {
-            return answer(Joined::Locked);
+            return answer(JoinOutcome::Locked);
         }
         let token = positive(row.token);
         (row.holder, row.client) = (Holder::Entries, None);
         writes.push(Write::Entry(name.clone(), claim.id, Some(own)));
         writes.push(Write::Lease(name.clone(), row));
-        Prepared { writes, ..answer(Joined::Done(token)) }
+        Prepared { writes, ..answer(JoinOutcome::Done(token)) }
     }
 }
 

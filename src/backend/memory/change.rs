@@ -7,13 +7,15 @@ use super::{Entry, Key, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{Amended, Asked, ClientId, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Response};
+use crate::protocol::{
+    AskOutcome, ChangeOutcome, ClientId, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Response,
+};
 
 impl Memory {
     pub(super) fn extend(&self, extension: &Extension, now: i64) -> Prepared {
         let entries = self.extend_entries(extension, now);
         let extended = entries.or_else(|| self.extend_lease(extension, now));
-        extended.unwrap_or_else(|| Prepared::new(Response::Extended(Amended::NotHeld)))
+        extended.unwrap_or_else(|| Prepared::new(Response::Extended(ChangeOutcome::NotHeld)))
     }
 
     /// Extends the entries that hold with the token. Acquisitions of one owner from several clients
@@ -29,14 +31,14 @@ impl Memory {
         let is_valid = |(_, e): &(LeaseId, &Entry)| counts(extension, self.entry_until(e), e.client, now);
         let valid: Vec<(LeaseId, &Entry)> = holding.filter(is_valid).collect();
         if valid.is_empty() {
-            return answer(Amended::NotHeld);
+            return answer(ChangeOutcome::NotHeld);
         }
         // The id is part of the key of an entry, which a fence locks.
         let strength = |id| if renamed.is_some_and(|to| to != id) { Strength::Ending } else { Strength::Plain };
         if valid.iter().any(|(id, _)| self.is_locked(&Key::Entry(name.clone(), *id), strength(*id))) {
-            return answer(Amended::Locked);
+            return answer(ChangeOutcome::Locked);
         }
-        let mut prepared = Prepared::new(Response::Extended(Amended::Done));
+        let mut prepared = Prepared::new(Response::Extended(ChangeOutcome::Done));
         for (id, entry) in valid {
             let longer = Entry {
                 client: new_client(extension, entry.client),
@@ -67,7 +69,7 @@ impl Memory {
             return None;
         }
         if self.is_lease_locked(name, Strength::Plain) {
-            return Some(Prepared::new(Response::Extended(Amended::Locked)));
+            return Some(Prepared::new(Response::Extended(ChangeOutcome::Locked)));
         }
         let longer = Lease {
             holder: Holder::Lease(holder),
@@ -76,14 +78,14 @@ impl Memory {
             expires_at: row.expires_at.max(now + micros(*lasts)),
             ..row.clone()
         };
-        Some(Prepared::new(Response::Extended(Amended::Done)).write(Write::Lease(name.clone(), longer)))
+        Some(Prepared::new(Response::Extended(ChangeOutcome::Done)).write(Write::Lease(name.clone(), longer)))
     }
 
     pub(super) fn downgrade(&self, name: &LockName, id: LeaseId, token: i64) -> Prepared {
         let answer = |downgraded| Prepared::new(Response::Downgraded(downgraded));
         let shares = |entry: &Entry| entry.state == EntryState::Holding(token) && entry.mode == Mode::READ;
         if self.owned_entry(name, id).is_some_and(shares) {
-            return answer(Amended::Done);
+            return answer(ChangeOutcome::Done);
         }
         // The owner had several acquisitions, and this one is the last.
         let only = self.owned_entry(name, id).filter(|entry| {
@@ -93,19 +95,19 @@ impl Memory {
         });
         if let (Some(entry), Some(row)) = (only, self.leases.get(name)) {
             if self.is_lease_locked(name, Strength::Ending) || self.is_entry_locked(name, id) {
-                return answer(Amended::Locked);
+                return answer(ChangeOutcome::Locked);
             }
             let entry = Entry { mode: Mode::READ, ..entry.clone() };
             let row = Lease { owner: None, ..row.clone() };
-            return answer(Amended::Done)
+            return answer(ChangeOutcome::Done)
                 .write(Write::Entry(name.clone(), id, Some(entry)))
                 .write(Write::Lease(name.clone(), row));
         }
         let Some(mut row) = self.exclusive_holding(name, id, token) else {
-            return answer(Amended::NotHeld);
+            return answer(ChangeOutcome::NotHeld);
         };
         if self.is_lease_locked(name, Strength::Ending) {
-            return answer(Amended::Locked);
+            return answer(ChangeOutcome::Locked);
         }
         let entry = Entry {
             client: row.client,
@@ -118,27 +120,29 @@ impl Memory {
             expires_at: row.expires_at,
         };
         (row.holder, row.client, row.owner) = (Holder::Entries, None, None);
-        answer(Amended::Done).write(Write::Entry(name.clone(), id, Some(entry))).write(Write::Lease(name.clone(), row))
+        answer(ChangeOutcome::Done)
+            .write(Write::Entry(name.clone(), id, Some(entry)))
+            .write(Write::Lease(name.clone(), row))
     }
 
     pub(super) fn raise(&self, name: &LockName, id: LeaseId, token: i64, to: i64) -> Prepared {
         let answer = |raised| Prepared::new(Response::Raised(raised));
         if self.exclusive_holding(name, id, to).is_some() {
-            return answer(Amended::Done);
+            return answer(ChangeOutcome::Done);
         }
         match self.exclusive_holding(name, id, token) {
-            Some(_) if self.is_lease_locked(name, Strength::Ending) => answer(Amended::Locked),
+            Some(_) if self.is_lease_locked(name, Strength::Ending) => answer(ChangeOutcome::Locked),
             Some(row) if to > token => {
-                answer(Amended::Done).write(Write::Lease(name.clone(), Lease { token: to, ..row }))
+                answer(ChangeOutcome::Done).write(Write::Lease(name.clone(), Lease { token: to, ..row }))
             }
-            _ => answer(Amended::NotHeld),
+            _ => answer(ChangeOutcome::NotHeld),
         }
     }
 
     pub(super) fn ask(&self, name: &LockName, now: i64) -> Prepared {
         let answer = |asked| Prepared::new(Response::Asked(asked));
         let Some(row) = self.leases.get(name) else {
-            return answer(Asked::Holders(0));
+            return answer(AskOutcome::Holders(0));
         };
         let is_live = |(_, e): &(LeaseId, &Entry)| {
             matches!(e.state, EntryState::Holding(_)) && e.owner.is_some() && self.entry_until(e) > now
@@ -153,14 +157,14 @@ impl Memory {
         let holders: Vec<(i64, Option<ClientId>)> = alone.into_iter().chain(shared).collect();
         let tokens: BTreeSet<i64> = holders.iter().map(|(token, _)| *token).collect();
         if tokens.is_empty() {
-            return answer(Asked::Holders(0));
+            return answer(AskOutcome::Holders(0));
         }
         let clients: Vec<ClientId> = holders.iter().filter_map(|(_, client)| *client).collect();
         let notices = if is_on(Mutation::AskInSilence) { Some(Vec::new()) } else { self.notices(&clients, now) };
         let Some(notices) = notices.filter(|_| !self.is_lease_locked(name, Strength::Plain)) else {
-            return answer(Asked::Locked);
+            return answer(AskOutcome::Locked);
         };
-        let mut prepared = answer(Asked::Holders(u32::try_from(tokens.len()).unwrap_or(u32::MAX)));
+        let mut prepared = answer(AskOutcome::Holders(u32::try_from(tokens.len()).unwrap_or(u32::MAX)));
         prepared.writes = notices;
         prepared.write(Write::Lease(name.clone(), Lease { asked: row.token, ..row.clone() }))
     }

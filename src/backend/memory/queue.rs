@@ -8,12 +8,14 @@ use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{Enqueue, EntryRow, EntryState, Holder, HolderNow, LeaseId, Polled, Presence, Queue, Response};
+use crate::protocol::{
+    CurrentHolder, Enqueue, EntryRow, EntryState, Holder, LeaseId, Polled, Presence, Queue, Response,
+};
 
 impl Memory {
     pub(super) fn enqueue(&self, entries: &[Enqueue], now: i64) -> Result<Prepared, MustWait> {
         let Some(first) = entries.first() else {
-            return Ok(Prepared::new(Response::Enqueued(HolderNow::Unknown)));
+            return Ok(Prepared::new(Response::Enqueued(CurrentHolder::Unknown)));
         };
         let name = &first.claim.name;
         let known = self.leases.get(name);
@@ -26,7 +28,7 @@ impl Memory {
         if writes_row && self.is_lease_locked(name, Strength::Plain) {
             return Err(MustWait);
         }
-        let mut prepared = Prepared::new(Response::Enqueued(HolderNow::Unknown));
+        let mut prepared = Prepared::new(Response::Enqueued(CurrentHolder::Unknown));
         prepared.reads_holder_after_commit = Some(name.clone());
         for Enqueue { claim, age } in added {
             let age = if is_on(Mutation::ForgetArrival) { 0 } else { micros(*age) };

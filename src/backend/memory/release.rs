@@ -5,14 +5,16 @@ use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{Amended, ClientId, EntryState, Holder, LeaseId, Mode, Release, Released, Response, Withdrawn};
+use crate::protocol::{
+    ChangeOutcome, ClientId, EntryState, Holder, LeaseId, Mode, Release, ReleaseOutcome, Response, WithdrawalOutcome,
+};
 use crate::token::FencingToken;
 
 impl Memory {
     pub(super) fn release(&self, release: &Release, now: i64) -> Prepared {
         let answer = |released| Prepared::new(Response::Released(released));
         let Some(row) = self.leases.get(&release.name) else {
-            return answer(Released::NotHeld { lost: 0, token: 0 });
+            return answer(ReleaseOutcome::NotHeld { lost: 0, token: 0 });
         };
         let holds = |entry: &&Entry| entry.state == EntryState::Holding(release.token.get());
         if let Some(entry) = self.owned_entry(&release.name, release.id).filter(holds) {
@@ -21,19 +23,19 @@ impl Memory {
         let is_held = row.holder == Holder::Lease(release.id) && row.token == release.token.get();
         let is_held = is_held || (is_on(Mutation::ReleaseUnchecked) && matches!(row.holder, Holder::Lease(_)));
         if !is_held {
-            return answer(Released::NotHeld { lost: row.lost, token: row.token });
+            return answer(ReleaseOutcome::NotHeld { lost: row.lost, token: row.token });
         }
         if self.is_lease_locked(&release.name, Strength::Ending) && !is_on(Mutation::ReleaseThroughFence) {
-            return answer(Released::Locked);
+            return answer(ReleaseOutcome::Locked);
         }
-        self.release_lease(release, row.clone(), now).unwrap_or_else(|| answer(Released::Awaited))
+        self.release_lease(release, row.clone(), now).unwrap_or_else(|| answer(ReleaseOutcome::Awaited))
     }
 
     /// Ends the holding of an entry, or reserves the name for the rest of a minimum time.
     fn release_entry(&self, release: &Release, row: &Lease, entry: &Entry, now: i64) -> Prepared {
         let Release { name, id, token, keep_for, .. } = release;
         if self.is_entry_locked(name, *id) && !is_on(Mutation::ReleaseThroughFence) {
-            return Prepared::new(Response::Released(Released::Locked));
+            return Prepared::new(Response::Released(ReleaseOutcome::Locked));
         }
         let reserved = (!keep_for.is_zero()).then(|| Entry {
             client: None,
@@ -42,7 +44,7 @@ impl Memory {
             ..entry.clone()
         });
         let awaited = self.is_awaited(name, row);
-        let mut prepared = Prepared::new(Response::Released(Released::Ended { awaited }));
+        let mut prepared = Prepared::new(Response::Released(ReleaseOutcome::Ended { awaited }));
         let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && other != *id;
         if !self.entries_named(name).any(is_shared) {
             prepared.ends.push((name.clone(), token.get(), End::Released));
@@ -58,7 +60,7 @@ impl Memory {
         let released = if !keep_for.is_zero() {
             (row.holder, row.client, row.owner) = (Holder::Kept, None, None);
             row.expires_at = now + micros(*keep_for);
-            Released::Ended { awaited: self.is_awaited(name, &row) }
+            ReleaseOutcome::Ended { awaited: self.is_awaited(name, &row) }
         } else if self.is_awaited(name, &row) {
             let queue = self.read(name, 64, now)?;
             let first = queue.waiting().find(|entry| entry.remaining.is_some())?;
@@ -67,12 +69,12 @@ impl Memory {
             }
             granted_entry = Some(first.id);
             let keeper = first.client.filter(|_| first.is_kept);
-            Released::ToEntry(row.grant_to(first.id, first.owner, keeper, first.ttl.min(GRANT), now))
+            ReleaseOutcome::ToEntry(row.grant_to(first.id, first.owner, keeper, first.ttl.min(GRANT), now))
         } else if let Some(claim) = next {
-            Released::ToNext(row.grant(claim, now).token)
+            ReleaseOutcome::ToNext(row.grant(claim, now).token)
         } else {
             row.end();
-            Released::Ended { awaited: false }
+            ReleaseOutcome::Ended { awaited: false }
         };
         let mut prepared = Prepared::new(Response::Released(released)).write(Write::Lease(name.clone(), row));
         prepared.ends.push((name.clone(), token.get(), End::Released));
@@ -91,13 +93,13 @@ impl Memory {
             self.owned_entry(name, id).filter(|e| !matches!(e.state, EntryState::Holding(token) if stays(token)));
         let entry_is_locked = entry.is_some() && self.is_entry_locked(name, id);
         if entry_is_locked || (holds && self.is_lease_locked(name, Strength::Ending)) {
-            return answer(Withdrawn::Locked);
+            return answer(WithdrawalOutcome::Locked);
         }
         let awaited = row.as_ref().is_some_and(|row| {
             let others = self.entries_named(name).any(|(i, e)| i != id && e.state == EntryState::Waiting);
             others || (self.marks_waiting && row.waiting != 0)
         });
-        let mut prepared = answer(Withdrawn::Gone { awaited });
+        let mut prepared = answer(WithdrawalOutcome::Gone { awaited });
         if let Some(entry) = entry {
             if let EntryState::Holding(token) = entry.state {
                 prepared.ends.push((name.clone(), token, End::Released));
@@ -115,7 +117,7 @@ impl Memory {
     pub(super) fn evict(&self, name: &LockName, token: i64, now: i64) -> Prepared {
         let answer = |evicted| Prepared::new(Response::Evicted(evicted));
         let Some(mut row) = self.leases.get(name).cloned() else {
-            return answer(Amended::NotHeld);
+            return answer(ChangeOutcome::NotHeld);
         };
         // Acquisitions of one owner from several clients share a token, and end together.
         let ended: Vec<(LeaseId, Option<ClientId>)> = self
@@ -128,7 +130,7 @@ impl Memory {
         let is_lost = self.entries_named(name).any(is_owned) || matches!(row.holder, Holder::Lease(_));
         let ends_row = matches!(row.holder, Holder::Lease(_) | Holder::Kept) && row.token == token;
         if !ends_row && ended.is_empty() {
-            return answer(Amended::NotHeld);
+            return answer(ChangeOutcome::NotHeld);
         }
         let losers: Vec<ClientId> = if ends_row {
             row.client.into_iter().collect()
@@ -139,9 +141,9 @@ impl Memory {
         let is_locked =
             self.is_lease_locked(name, Strength::Ending) || ended.iter().any(|(id, _)| self.is_entry_locked(name, *id));
         let Some(notices) = notices.filter(|_| !is_locked) else {
-            return answer(Amended::Locked);
+            return answer(ChangeOutcome::Locked);
         };
-        let mut prepared = answer(Amended::Done);
+        let mut prepared = answer(ChangeOutcome::Done);
         prepared.writes = notices;
         if ends_row {
             row.end();

@@ -13,7 +13,7 @@ use crate::engine::policy::{Decision, decide};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
-    Amended, Claim, ClientId, EntryState, Extension, Holder, HolderChange, LeaseId, Mode, Request, Response,
+    ChangeOutcome, Claim, ClientId, EntryState, Extension, Holder, HolderChange, LeaseId, Mode, Request, Response,
 };
 use crate::token::FencingToken;
 
@@ -183,7 +183,7 @@ impl State {
             self.texts.insert(claim.id, (Arc::clone(&claim.holder), Arc::clone(&claim.label)));
         }
         if self.is_expiring(request) {
-            return Some(Response::Extended(Amended::Locked));
+            return Some(Response::Extended(ChangeOutcome::Locked));
         }
         self.transactions += 1;
         let prepared = self.model.prepare(self.transactions, now, request).ok()?;

@@ -9,7 +9,7 @@ use super::script::{Script, Sending, id_literal, name_literal, read_flag, text_l
 use super::store::{MySqlQuery, token};
 use crate::backend::micros;
 use crate::backend::stored::{ENTRIES, NO_ID, client_text};
-use crate::protocol::{Claim, HolderNow, Joined, Mode};
+use crate::protocol::{Claim, CurrentHolder, JoinOutcome, Mode};
 use crate::token::FencingToken;
 
 /// The values of the row of a name when a claim is granted. The entry of a share has the details.
@@ -85,8 +85,8 @@ pub(super) async fn acquire(
     conn: &mut MySqlConnection,
     sending: Sending,
     claim: &Claim,
-) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
-    let mut refusal = HolderNow::Unknown;
+) -> Result<Result<FencingToken, CurrentHolder>, sqlx::Error> {
+    let mut refusal = CurrentHolder::Unknown;
     for _ in 0..TRIES {
         let (code, granted) = match claim.mode {
             Mode::Exclusive => acquire_exclusive(conn, claim).await?,
@@ -96,17 +96,17 @@ pub(super) async fn acquire(
             _ if granted.is_some() => granted,
             OWN => prolong_claim(conn, PROLONG_LEASE, claim).await?,
             OWN_ENTRY => prolong_claim(conn, PROLONG_ENTRY, claim).await?,
-            VACANT => return Ok(Err(HolderNow::Vacant)),
-            SHARED => return Ok(Err(HolderNow::Unknown)),
+            VACANT => return Ok(Err(CurrentHolder::Vacant)),
+            SHARED => return Ok(Err(CurrentHolder::Unknown)),
             REMAINING.. => {
                 let owner = (code % 2 == 1).then_some(claim.owner);
                 let remaining = Duration::from_micros((code - REMAINING) / 2);
-                return Ok(Err(HolderNow::Valid { owner, remaining }));
+                return Ok(Err(CurrentHolder::Valid { owner, remaining }));
             }
             // The name had no row. An entry waits, or another client has created the row in the
             // meantime.
             _ => {
-                refusal = HolderNow::Vacant;
+                refusal = CurrentHolder::Vacant;
                 None
             }
         };
@@ -353,7 +353,11 @@ const JOIN_SHARE: &str =
 const JOIN_RESULT: &str = "
 SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED), CAST(@sqlock_token AS UNSIGNED)";
 
-pub(super) async fn join(conn: &mut MySqlConnection, sending: Sending, claim: &Claim) -> Result<Joined, sqlx::Error> {
+pub(super) async fn join(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    claim: &Claim,
+) -> Result<JoinOutcome, sqlx::Error> {
     let (name, id, owner) = (&*name_literal(&claim.name), &*id_literal(claim.id), &*id_literal(claim.owner));
     let ttl = &*micros(claim.ttl).to_string();
     let (holder, label) = (&*text_literal(&claim.holder), &*text_literal(&claim.label));
@@ -367,8 +371,8 @@ pub(super) async fn join(conn: &mut MySqlConnection, sending: Sending, claim: &C
     script.add(JOIN_SHARE, &[]);
     let row = script.run(conn, JOIN_RESULT).await?;
     Ok(match (read_flag(&row, 0)?, read_flag(&row, 1)?) {
-        (_, true) => Joined::Done(token(row.try_get(2)?)?),
-        (true, false) => Joined::Locked,
-        (false, false) => Joined::NotHeld,
+        (_, true) => JoinOutcome::Done(token(row.try_get(2)?)?),
+        (true, false) => JoinOutcome::Locked,
+        (false, false) => JoinOutcome::NotHeld,
     })
 }

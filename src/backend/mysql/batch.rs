@@ -18,7 +18,7 @@ use super::store::{Flavor, Nowait, is_locked};
 use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
 use crate::name::LockName;
-use crate::protocol::{Batch, Claim, Release, Released, Response};
+use crate::protocol::{Batch, Claim, Release, ReleaseOutcome, Response};
 
 // Rows of held names count as well: the UPDATE would wait for a fence on one of them, because it
 // locks each row before it reads the id. Bind order: names.
@@ -196,7 +196,7 @@ async fn release(
         let (name, token) = (release.name.as_str().as_bytes().to_vec(), release.token.get());
         let stands = not_released.get(&name).is_some_and(|not_released| *not_released >= token);
         let is_ended = held.contains(&(name, token)) && !stands;
-        is_ended.then_some(Response::Released(Released::Ended { awaited: false }))
+        is_ended.then_some(Response::Released(ReleaseOutcome::Ended { awaited: false }))
     };
     Ok(releases.iter().map(answer).collect())
 }

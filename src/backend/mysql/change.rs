@@ -7,7 +7,7 @@ use super::script::{AMENDED, LOCK_NAME, Script, Sending, amended, id_literal, na
 use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::{Amended, Asked, Extension, Holder, Keeper, LeaseId, Mode};
+use crate::protocol::{AskOutcome, ChangeOutcome, Extension, Holder, Keeper, LeaseId, Mode};
 use crate::token::FencingToken;
 
 // ---- extend
@@ -70,7 +70,7 @@ pub(super) async fn extend(
     flavor: Flavor,
     sending: Sending,
     extension: &Extension,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let Extension { name, id, renamed, token, .. } = extension;
     let new_id = renamed.map_or_else(String::new, |id| id.to_string());
     let old_id = id.map_or_else(String::new, |id| id.to_string());
@@ -80,23 +80,23 @@ pub(super) async fn extend(
     let query = bind_extended(sqlx::query(EXTEND.sql(flavor)), extension, &new_id).bind(bytes).bind(token.get());
     let query = query.bind(&old_id).bind(&old_id).bind(&new_id).bind(&removed_client);
     let is_shared = match attempt(conn, flavor, query).await? {
-        Attempt::Done(_) => return Ok(Amended::Done),
+        Attempt::Done(_) => return Ok(ChangeOutcome::Done),
         Attempt::Refused(code) => code == 3,
         Attempt::Locked => {
             let Some(row) = read_row(conn, name).await? else {
-                return Ok(Amended::NotHeld);
+                return Ok(ChangeOutcome::NotHeld);
             };
             let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
             if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
                 let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&removed_client);
                 let counts = row.remaining.is_some() || kept.fetch_optional(conn).await?.is_some();
-                return Ok(if counts { Amended::Locked } else { Amended::NotHeld });
+                return Ok(if counts { ChangeOutcome::Locked } else { ChangeOutcome::NotHeld });
             }
             row.holder == Holder::Entries
         }
     };
     if !is_shared {
-        return Ok(Amended::NotHeld);
+        return Ok(ChangeOutcome::NotHeld);
     }
     if id.is_none() {
         return extend_entries(conn, sending, extension).await;
@@ -104,12 +104,12 @@ pub(super) async fn extend(
     let query = bind_extended(sqlx::query(EXTEND_ENTRY.sql(flavor)), extension, &new_id).bind(bytes).bind(bytes);
     let query = query.bind(&old_id).bind(&new_id).bind(token.get()).bind(&removed_client);
     match attempt(conn, flavor, query).await? {
-        Attempt::Done(_) => Ok(Amended::Done),
-        Attempt::Refused(_) => Ok(Amended::NotHeld),
+        Attempt::Done(_) => Ok(ChangeOutcome::Done),
+        Attempt::Refused(_) => Ok(ChangeOutcome::NotHeld),
         Attempt::Locked => {
             let query = sqlx::query(EXTENDABLE).bind(bytes).bind(&old_id).bind(&new_id).bind(token.get());
             let row = query.bind(&removed_client).fetch_optional(conn).await?;
-            Ok(if row.is_some() { Amended::Locked } else { Amended::NotHeld })
+            Ok(if row.is_some() { ChangeOutcome::Locked } else { ChangeOutcome::NotHeld })
         }
     }
 }
@@ -141,7 +141,7 @@ async fn extend_entries(
     conn: &mut MySqlConnection,
     sending: Sending,
     extension: &Extension,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let (name, token) = (&*name_literal(&extension.name), &*extension.token.get().to_string());
     let (change, client) = client_change(extension.keeper);
     let (change, client) = (&*change.to_string(), &*id_literal(client));
@@ -217,7 +217,7 @@ pub(super) async fn downgrade(
     name: &LockName,
     id: LeaseId,
     token: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let (name, id, token) = (&*name_literal(name), &*id_literal(id), &*token.get().to_string());
     let (units, permits) = Mode::READ.stored();
     let (units, permits) = (&*units.to_string(), &*permits.to_string());
@@ -253,16 +253,16 @@ pub(super) async fn raise(
     id: LeaseId,
     token: FencingToken,
     to: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let query = sqlx::query(RAISE.sql(flavor)).bind(to.get()).bind(name.as_str().as_bytes()).bind(id.to_string());
     Ok(match attempt(conn, flavor, query.bind(to.get()).bind(token.get()).bind(to.get())).await? {
-        Attempt::Done(_) | Attempt::Refused(3) => Amended::Done,
-        Attempt::Refused(_) => Amended::NotHeld,
+        Attempt::Done(_) | Attempt::Refused(3) => ChangeOutcome::Done,
+        Attempt::Refused(_) => ChangeOutcome::NotHeld,
         Attempt::Locked => match read_row(conn, name).await? {
-            Some(row) if row.holder != Holder::Lease(id) => Amended::NotHeld,
-            Some(row) if row.token == to.get() => Amended::Done,
-            Some(row) if row.token == token.get() => Amended::Locked,
-            _ => Amended::NotHeld,
+            Some(row) if row.holder != Holder::Lease(id) => ChangeOutcome::NotHeld,
+            Some(row) if row.token == to.get() => ChangeOutcome::Done,
+            Some(row) if row.token == token.get() => ChangeOutcome::Locked,
+            _ => ChangeOutcome::NotHeld,
         },
     })
 }
@@ -308,7 +308,11 @@ const ASK_LEASE: &str = "UPDATE sqlock_lease SET asked = token WHERE name = @sql
 
 const ASK_RESULT: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED)";
 
-pub(super) async fn ask(conn: &mut MySqlConnection, sending: Sending, name: &LockName) -> Result<Asked, sqlx::Error> {
+pub(super) async fn ask(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    name: &LockName,
+) -> Result<AskOutcome, sqlx::Error> {
     let name = &*name_literal(name);
     let mut script = Script::new(sending);
     script.add(LOCK_NAME, &[name]);
@@ -319,5 +323,5 @@ pub(super) async fn ask(conn: &mut MySqlConnection, sending: Sending, name: &Loc
     script.add(ASK_LEASE, &[]);
     let row = script.run(conn, ASK_RESULT).await?;
     let holders = u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or(u32::MAX);
-    Ok(if holders > 0 && !read_flag(&row, 1)? { Asked::Locked } else { Asked::Holders(holders) })
+    Ok(if holders > 0 && !read_flag(&row, 1)? { AskOutcome::Locked } else { AskOutcome::Holders(holders) })
 }

@@ -12,7 +12,7 @@ use super::store::is_timeout;
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_now, read_entry, read_lease, remaining};
 use crate::name::LockName;
-use crate::protocol::{Enqueue, EntryState, HolderNow, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
+use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
 
 // ---- enqueue
 
@@ -39,9 +39,9 @@ SELECT ?, t.id, t.owner, t.client, t.is_kept, t.units, t.permits, 0, t.ttl, ", n
 #[rustfmt::skip]
 const READ_ROW_AFTER_INSERT: &str = concat!("SELECT ", lease_columns!("l"), " FROM sqlock_lease AS l WHERE l.name = ? LOCK IN SHARE MODE");
 
-pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
+pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> Result<CurrentHolder, sqlx::Error> {
     let Some(first) = entries.first() else {
-        return Ok(HolderNow::Unknown);
+        return Ok(CurrentHolder::Unknown);
     };
     let name = first.claim.name.as_str().as_bytes();
     let lines = entries.iter().map(|Enqueue { claim, age }| {
@@ -54,7 +54,7 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
     let lines = Value::from_iter(lines).to_string();
     sqlx::query(ENQUEUE).bind(name).bind(lines).bind(name).bind(name).execute(&mut *conn).await?;
     let row = match sqlx::query(READ_ROW_AFTER_INSERT).bind(name).fetch_optional(&mut *conn).await {
-        Err(error) if is_timeout(&error) => return Ok(HolderNow::Unknown),
+        Err(error) if is_timeout(&error) => return Ok(CurrentHolder::Unknown),
         row => row?,
     };
     if let Some(row) = row {
@@ -62,9 +62,9 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
     }
     let created = sqlx::query(CREATE_FREE).bind(name).execute(&mut *conn).await?;
     if created.rows_affected() > 0 {
-        return Ok(HolderNow::Vacant);
+        return Ok(CurrentHolder::Vacant);
     }
-    Ok(read_row(conn, &first.claim.name).await?.map_or(HolderNow::Vacant, |row| holder_now(&row)))
+    Ok(read_row(conn, &first.claim.name).await?.map_or(CurrentHolder::Vacant, |row| holder_now(&row)))
 }
 
 // ---- poll and read

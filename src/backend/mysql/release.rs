@@ -9,7 +9,7 @@ use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, toke
 use crate::backend::micros;
 use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
 use crate::name::LockName;
-use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
+use crate::protocol::{ChangeOutcome, Granted, Holder, LeaseId, Release, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 // ---- release
@@ -47,7 +47,7 @@ pub(super) async fn release(
     conn: &mut MySqlConnection,
     flavor: Flavor,
     release: &Release,
-) -> Result<Released, sqlx::Error> {
+) -> Result<ReleaseOutcome, sqlx::Error> {
     let stays_reserved = !release.keep_for.is_zero();
     let next = release.next.as_ref().filter(|_| !stays_reserved);
     let after = next.map_or_else(|| HolderColumns::none(if stays_reserved { KEPT } else { NO_ID }), HolderColumns::new);
@@ -55,27 +55,29 @@ pub(super) async fn release(
     let query = after.bind(sqlx::query(RELEASE.sql(flavor)).bind(next.is_some())).bind(lasts).bind(lasts);
     let query = query.bind(release.name.as_str().as_bytes()).bind(release.id.to_string()).bind(release.token.get());
     match attempt(conn, flavor, query.bind(stays_reserved).bind(next.is_some())).await? {
-        Attempt::Done(code) if next.is_some() => token(code).map(Released::ToNext),
-        Attempt::Done(code) => Ok(Released::Ended { awaited: code == ENDED_AWAITED }),
-        Attempt::Refused(AWAITED) => Ok(Released::Awaited),
+        Attempt::Done(code) if next.is_some() => token(code).map(ReleaseOutcome::ToNext),
+        Attempt::Done(code) => Ok(ReleaseOutcome::Ended { awaited: code == ENDED_AWAITED }),
+        Attempt::Refused(AWAITED) => Ok(ReleaseOutcome::Awaited),
         Attempt::Refused(SHARED) => release_entry(conn, flavor, release).await,
         Attempt::Refused(end @ FIRST..) => hand_over(conn, flavor, release, end).await,
         Attempt::Refused(_) => read_not_held(conn, &release.name).await,
         Attempt::Locked => match read_row(conn, &release.name).await? {
             Some(row) if row.holder == Holder::Entries => release_entry(conn, flavor, release).await,
             Some(row) if row.holder == Holder::Lease(release.id) && row.token == release.token.get() => {
-                Ok(Released::Locked)
+                Ok(ReleaseOutcome::Locked)
             }
-            Some(row) => Ok(Released::NotHeld { lost: row.lost, token: row.token }),
-            None => Ok(Released::NotHeld { lost: 0, token: 0 }),
+            Some(row) => Ok(ReleaseOutcome::NotHeld { lost: row.lost, token: row.token }),
+            None => Ok(ReleaseOutcome::NotHeld { lost: 0, token: 0 }),
         },
     }
 }
 
-async fn read_not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<Released, sqlx::Error> {
+async fn read_not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<ReleaseOutcome, sqlx::Error> {
     let row = read_row(conn, name).await?;
-    Ok(row
-        .map_or(Released::NotHeld { lost: 0, token: 0 }, |row| Released::NotHeld { lost: row.lost, token: row.token }))
+    Ok(row.map_or(ReleaseOutcome::NotHeld { lost: 0, token: 0 }, |row| ReleaseOutcome::NotHeld {
+        lost: row.lost,
+        token: row.token,
+    }))
 }
 
 // One statement cannot both update and delete, so another one deletes the entry. Until then the
@@ -121,13 +123,13 @@ async fn hand_over(
     flavor: Flavor,
     release: &Release,
     end: u64,
-) -> Result<Released, sqlx::Error> {
+) -> Result<ReleaseOutcome, sqlx::Error> {
     let name = release.name.as_str().as_bytes();
     let query = sqlx::query(HAND_OVER).bind(name).bind(release.id.to_string()).bind(release.token.get());
     let done = query.bind(name).bind(format!("%{end:015x}")).execute(&mut *conn).await?;
     if done.rows_affected() == 0 {
         // One of the two rows is locked or has changed since the refusal.
-        return Ok(Released::Awaited);
+        return Ok(ReleaseOutcome::Awaited);
     }
     let token = token(done.last_insert_id())?;
     let taken = match flavor {
@@ -146,7 +148,8 @@ async fn hand_over(
         None => read_and_delete_granted(conn, name, token).await?,
     };
     // If another client has deleted the entry already, the row of the name shows the holder.
-    Ok(parse_id(&id)?.map_or(Released::Ended { awaited: true }, |id| Released::ToEntry(Granted { id, token })))
+    Ok(parse_id(&id)?
+        .map_or(ReleaseOutcome::Ended { awaited: true }, |id| ReleaseOutcome::ToEntry(Granted { id, token })))
 }
 
 async fn read_and_delete_granted(
@@ -200,7 +203,11 @@ const IS_AWAITED: &str = "
 SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS w FORCE INDEX (sqlock_entry_in_order) WHERE w.name = ? AND w.token = 0) AS SIGNED)";
 
 /// Ends the holding of an entry.
-async fn release_entry(conn: &mut MySqlConnection, flavor: Flavor, release: &Release) -> Result<Released, sqlx::Error> {
+async fn release_entry(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    release: &Release,
+) -> Result<ReleaseOutcome, sqlx::Error> {
     let (name, id) = (release.name.as_str().as_bytes(), release.id.to_string());
     let query = if release.keep_for.is_zero() {
         sqlx::query(DELETE_ENTRY.sql(flavor)).bind(name).bind(name).bind(&id)
@@ -210,13 +217,13 @@ async fn release_entry(conn: &mut MySqlConnection, flavor: Flavor, release: &Rel
     match attempt(conn, flavor, query.bind(release.token.get())).await? {
         Attempt::Done(_) => {
             let row = sqlx::query(IS_AWAITED).bind(name).fetch_one(conn).await?;
-            Ok(Released::Ended { awaited: read_flag(&row, 0)? })
+            Ok(ReleaseOutcome::Ended { awaited: read_flag(&row, 0)? })
         }
         Attempt::Refused(_) => read_not_held(conn, &release.name).await,
         Attempt::Locked => {
             let query = sqlx::query(HOLDING_ENTRY).bind(name).bind(&id).bind(release.token.get());
             match query.fetch_optional(&mut *conn).await? {
-                Some(_) => Ok(Released::Locked),
+                Some(_) => Ok(ReleaseOutcome::Locked),
                 None => read_not_held(conn, &release.name).await,
             }
         }
@@ -280,7 +287,7 @@ pub(super) async fn withdraw(
     name: &LockName,
     id: LeaseId,
     except: Option<FencingToken>,
-) -> Result<Withdrawn, sqlx::Error> {
+) -> Result<WithdrawalOutcome, sqlx::Error> {
     let (name, id) = (&*name_literal(name), &*id_literal(id));
     let except = &*except.map_or(-1, FencingToken::get).to_string();
     let mut script = Script::new(sending);
@@ -291,7 +298,11 @@ pub(super) async fn withdraw(
     script.add(WITHDRAW_ENTRY, &[id]);
     script.add(WITHDRAW_LEASE, &[]);
     let row = script.run(conn, &filled(WITHDRAW_RESULT, &[name, name, id])).await?;
-    Ok(if read_flag(&row, 0)? { Withdrawn::Gone { awaited: read_flag(&row, 1)? } } else { Withdrawn::Locked })
+    Ok(if read_flag(&row, 0)? {
+        WithdrawalOutcome::Gone { awaited: read_flag(&row, 1)? }
+    } else {
+        WithdrawalOutcome::Locked
+    })
 }
 
 // ---- evict
@@ -371,7 +382,7 @@ pub(super) async fn evict(
     sending: Sending,
     name: &LockName,
     token: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let (n, t) = (&*name_literal(name), &*token.get().to_string());
     let mut script = Script::new(sending);
     script.add(LOCK_NAME, &[n]);

@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use crate::backend::hex;
 use crate::name::LockName;
-use crate::protocol::Amended;
+use crate::protocol::ChangeOutcome;
 
 /// How a server receives the statements of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,11 +128,11 @@ pub(super) fn read_flag(row: &MySqlRow, column: usize) -> Result<bool, sqlx::Err
 pub(super) const AMENDED: &str = "SELECT CAST(@sqlock_held AS SIGNED), CAST(@sqlock_name IS NOT NULL AS SIGNED)";
 
 /// Reads the answer of [`AMENDED`].
-pub(super) fn amended(row: &MySqlRow) -> Result<Amended, sqlx::Error> {
+pub(super) fn amended(row: &MySqlRow) -> Result<ChangeOutcome, sqlx::Error> {
     Ok(match (read_flag(row, 0)?, read_flag(row, 1)?) {
-        (_, true) => Amended::Done,
-        (true, false) => Amended::Locked,
-        (false, false) => Amended::NotHeld,
+        (_, true) => ChangeOutcome::Done,
+        (true, false) => ChangeOutcome::Locked,
+        (false, false) => ChangeOutcome::NotHeld,
     })
 }
 

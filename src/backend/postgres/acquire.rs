@@ -6,7 +6,7 @@ use sqlx::postgres::PgRow;
 use super::store::{Connection, Query, TRIES, lease_columns, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, client_text, holder_now, read_lease};
-use crate::protocol::{Claim, HolderNow, Joined, Mode};
+use crate::protocol::{Claim, CurrentHolder, JoinOutcome, Mode};
 use crate::token::FencingToken;
 
 /// Binds a new holder: id, owner, client, ttl, holder and label, in this order.
@@ -167,7 +167,7 @@ SELECT token AS granted FROM alone UNION ALL SELECT token FROM share");
 pub(super) async fn acquire(
     conn: &mut Connection<'_>,
     claim: &Claim,
-) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
+) -> Result<Result<FencingToken, CurrentHolder>, sqlx::Error> {
     let (acquire, create) = match claim.mode {
         Mode::Exclusive => (ACQUIRE, CREATE),
         Mode::Shared { .. } => (ACQUIRE_SHARE, CREATE_SHARE),
@@ -209,7 +209,7 @@ pub(super) async fn acquire(
             break;
         }
     }
-    Ok(Err(HolderNow::Unknown))
+    Ok(Err(CurrentHolder::Unknown))
 }
 
 // ---- join
@@ -264,9 +264,9 @@ joined AS (
 SELECT coalesce((SELECT token FROM joined), 0) AS joined FROM seen");
 
 /// Adds an acquisition to an exclusive holding of the same owner.
-pub(super) async fn join(conn: &mut Connection<'_>, claim: &Claim) -> Result<Joined, sqlx::Error> {
+pub(super) async fn join(conn: &mut Connection<'_>, claim: &Claim) -> Result<JoinOutcome, sqlx::Error> {
     let Some(row) = conn.row(bind_holder(sqlx::query(JOIN).bind(claim.name.as_str()), claim)).await? else {
-        return Ok(Joined::NotHeld);
+        return Ok(JoinOutcome::NotHeld);
     };
-    Ok(FencingToken::new(row.number("joined")?).map_or(Joined::Locked, Joined::Done))
+    Ok(FencingToken::new(row.number("joined")?).map_or(JoinOutcome::Locked, JoinOutcome::Done))
 }

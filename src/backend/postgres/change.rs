@@ -6,18 +6,18 @@ use super::store::{Connection, notice, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, client_text};
 use crate::name::LockName;
-use crate::protocol::{Amended, Asked, Extension, LeaseId, Mode};
+use crate::protocol::{AskOutcome, ChangeOutcome, Extension, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// Reads the outcome of a statement that changes a holding.
-pub(super) fn amended(row: Option<PgRow>) -> Result<Amended, sqlx::Error> {
+pub(super) fn amended(row: Option<PgRow>) -> Result<ChangeOutcome, sqlx::Error> {
     let Some(row) = row else {
-        return Ok(Amended::NotHeld);
+        return Ok(ChangeOutcome::NotHeld);
     };
     Ok(match &*row.text("outcome")? {
-        "done" => Amended::Done,
-        "locked" => Amended::Locked,
-        _ => Amended::NotHeld,
+        "done" => ChangeOutcome::Done,
+        "locked" => ChangeOutcome::Locked,
+        _ => ChangeOutcome::NotHeld,
     })
 }
 
@@ -141,7 +141,7 @@ shares AS MATERIALIZED (
 
 /// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it, and its
 /// id.
-pub(super) async fn extend(conn: &mut Connection<'_>, extension: &Extension) -> Result<Amended, sqlx::Error> {
+pub(super) async fn extend(conn: &mut Connection<'_>, extension: &Extension) -> Result<ChangeOutcome, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
     let (new_client, removed_client) = keeper.clients();
     let query = sqlx::query(if renamed.is_some() { EXTEND_AND_RENAME } else { EXTEND })
@@ -210,7 +210,7 @@ pub(super) async fn downgrade(
     name: &LockName,
     id: LeaseId,
     token: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let (units, permits) = Mode::READ.stored();
     let query =
         sqlx::query(DOWNGRADE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(units).bind(permits);
@@ -238,7 +238,7 @@ pub(super) async fn raise(
     id: LeaseId,
     token: FencingToken,
     to: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let query = sqlx::query(RAISE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(to.get());
     amended(conn.row(query).await?)
 }
@@ -279,8 +279,8 @@ asked AS (
 SELECT (SELECT count(DISTINCT token) FROM holder) AS holders, (SELECT count(*) FROM asked) AS asked");
 
 /// Records that the holders of a name are asked to release it, and gives their clients a notice.
-pub(super) async fn ask(conn: &mut Connection<'_>, name: &LockName) -> Result<Asked, sqlx::Error> {
+pub(super) async fn ask(conn: &mut Connection<'_>, name: &LockName) -> Result<AskOutcome, sqlx::Error> {
     let row = conn.row(sqlx::query(ASK).bind(name.as_str())).await?.ok_or(sqlx::Error::RowNotFound)?;
     let holders = u32::try_from(row.number("holders")?).unwrap_or(u32::MAX);
-    Ok(if holders > 0 && row.number("asked")? == 0 { Asked::Locked } else { Asked::Holders(holders) })
+    Ok(if holders > 0 && row.number("asked")? == 0 { AskOutcome::Locked } else { AskOutcome::Holders(holders) })
 }

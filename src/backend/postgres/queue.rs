@@ -6,7 +6,7 @@ use super::store::{Connection, grant, lease_columns, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_now, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
-use crate::protocol::{Enqueue, EntryState, HolderNow, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
+use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
 
 // $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_kept, $6 units, $7 permits, $8 ttl, $9 age,
 // $10 holder, $11 label. The mark and the entries become visible together, so a release sees both
@@ -41,9 +41,9 @@ SELECT ", lease_columns!(), "
   LEFT JOIN sqlock_client AS c ON c.id = l.client");
 
 /// Adds waiting entries to a name. Existing entries stay. Returns the holder.
-pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
+pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> Result<CurrentHolder, sqlx::Error> {
     let Some(Enqueue { claim: first, .. }) = entries.first() else {
-        return Ok(HolderNow::Unknown);
+        return Ok(CurrentHolder::Unknown);
     };
     let claims = || entries.iter().map(|entry| &entry.claim);
     let query = sqlx::query(ENQUEUE)
@@ -59,7 +59,7 @@ pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> R
         .bind(claims().map(|claim| &*claim.holder).collect::<Vec<_>>())
         .bind(claims().map(|claim| &*claim.label).collect::<Vec<_>>());
     let row = conn.row(query).await?;
-    row.map_or(Ok(HolderNow::Unknown), |row| Ok(holder_now(&read_lease(&row)?)))
+    row.map_or(Ok(CurrentHolder::Unknown), |row| Ok(holder_now(&read_lease(&row)?)))
 }
 
 /// Reads rows of names and the state of acquisitions. `$from` names the rows `l`, and the requested

@@ -8,7 +8,7 @@ use super::store::{Connection, TRIES, commit_lazily, grant, notice, notify, now}
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, parse_id};
 use crate::name::LockName;
-use crate::protocol::{Amended, Granted, LeaseId, Release, Released, Withdrawn};
+use crate::protocol::{ChangeOutcome, Granted, LeaseId, Release, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 // ---- release
@@ -134,7 +134,7 @@ const AWAITED: &str = "awaited";
 
 /// Ends a holding. Grants the name to the first live entry, or to the given claim if no entry
 /// waits, or frees it.
-pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Result<Released, sqlx::Error> {
+pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Result<ReleaseOutcome, sqlx::Error> {
     let Release { name, id, token: held, keep_for, next } = release;
     let stays_reserved = !keep_for.is_zero();
     // An entry that begins to wait locks the row for the time of one statement: at first the
@@ -157,16 +157,16 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
                 return Err(sqlx::Error::Decode("a trigger has undone the change of a row that was locked".into()));
             }
             if holder == AWAITED {
-                return Ok(Released::Awaited);
+                return Ok(ReleaseOutcome::Awaited);
             }
             let awaited = row.number("waiting")? != 0;
             if stays_reserved || !row.try_get::<bool, _>("is_alone")? {
-                return Ok(Released::Ended { awaited });
+                return Ok(ReleaseOutcome::Ended { awaited });
             }
             return Ok(match (parse_id(&holder)?, next) {
-                (None, _) => Released::Ended { awaited },
-                (Some(_), Some(_)) => Released::ToNext(token(&row, "token")?),
-                (Some(id), None) => Released::ToEntry(Granted { id, token: token(&row, "token")? }),
+                (None, _) => ReleaseOutcome::Ended { awaited },
+                (Some(_), Some(_)) => ReleaseOutcome::ToNext(token(&row, "token")?),
+                (Some(id), None) => ReleaseOutcome::ToEntry(Granted { id, token: token(&row, "token")? }),
             });
         }
         if is_first {
@@ -174,15 +174,17 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
         }
         let query = sqlx::query(FIND_OBSTACLE).bind(name.as_str()).bind(id.to_string()).bind(held.get());
         let Some(row) = conn.row(query).await? else {
-            return Ok(Released::NotHeld { lost: 0, token: 0 });
+            return Ok(ReleaseOutcome::NotHeld { lost: 0, token: 0 });
         };
         match &*row.text("obstacle")? {
-            "locked" => return Ok(Released::Locked),
-            "not held" => return Ok(Released::NotHeld { lost: row.number("lost")?, token: row.number("token")? }),
+            "locked" => return Ok(ReleaseOutcome::Locked),
+            "not held" => {
+                return Ok(ReleaseOutcome::NotHeld { lost: row.number("lost")?, token: row.number("token")? });
+            }
             _ => {}
         }
     }
-    Ok(Released::Locked)
+    Ok(ReleaseOutcome::Locked)
 }
 
 // ---- withdraw
@@ -222,14 +224,14 @@ pub(super) async fn withdraw(
     name: &LockName,
     id: LeaseId,
     except: Option<FencingToken>,
-) -> Result<Withdrawn, sqlx::Error> {
+) -> Result<WithdrawalOutcome, sqlx::Error> {
     let query =
         sqlx::query(WITHDRAW).bind(name.as_str()).bind(id.to_string()).bind(except.map_or(0, FencingToken::get));
     let row = conn.row(query).await?.ok_or(sqlx::Error::RowNotFound)?;
     if row.try_get("all_locked")? {
-        return Ok(Withdrawn::Gone { awaited: row.try_get("awaited")? });
+        return Ok(WithdrawalOutcome::Gone { awaited: row.try_get("awaited")? });
     }
-    Ok(Withdrawn::Locked)
+    Ok(WithdrawalOutcome::Locked)
 }
 
 // ---- evict
@@ -288,6 +290,6 @@ pub(super) async fn evict(
     conn: &mut Connection<'_>,
     name: &LockName,
     token: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     amended(conn.row(sqlx::query(EVICT).bind(name.as_str()).bind(token.get())).await?)
 }

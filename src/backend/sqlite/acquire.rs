@@ -6,7 +6,7 @@ use sqlx::sqlite::SqliteRow;
 use super::store::{SqliteQuery, in_doubt, is_busy, transaction, transaction_until_row, until_row};
 use crate::backend::stored::{TableRow as _, client_text, holder_now, read_lease};
 use crate::backend::{micros, token as token_from_row};
-use crate::protocol::{Claim, HolderNow, Joined, Mode};
+use crate::protocol::{Claim, CurrentHolder, JoinOutcome, Mode};
 use crate::token::FencingToken;
 
 /// Selects the row of a name, with `own`, the token that the claim holds, or 0. `is_first`: the row
@@ -72,7 +72,7 @@ const CLAIM_STATE: &str = claim_state!("0");
 pub(super) async fn acquire(
     conn: &mut SqliteConnection,
     claim: &Claim,
-) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
+) -> Result<Result<FencingToken, CurrentHolder>, sqlx::Error> {
     let answered = match claim.mode {
         Mode::Exclusive => until_row(conn, bind_claim(ACQUIRE, claim)).await,
         Mode::Shared { .. } => {
@@ -116,16 +116,16 @@ claim_state!("0"));
 async fn prolong_claim(
     conn: &mut SqliteConnection,
     claim: &Claim,
-) -> Result<Result<FencingToken, HolderNow>, sqlx::Error> {
+) -> Result<Result<FencingToken, CurrentHolder>, sqlx::Error> {
     // SQLITE_BUSY would mean that nothing was acquired.
     let row = until_row(conn, bind_claim(PROLONG_CLAIM, claim)).await.map_err(in_doubt)?;
     Ok(read_claim_state(row)?.0)
 }
 
 /// Reads a row of `claim_state!`: the token or the holder, and `is_first`.
-fn read_claim_state(row: Option<SqliteRow>) -> Result<(Result<FencingToken, HolderNow>, bool), sqlx::Error> {
+fn read_claim_state(row: Option<SqliteRow>) -> Result<(Result<FencingToken, CurrentHolder>, bool), sqlx::Error> {
     let Some(row) = row else {
-        return Ok((Err(HolderNow::Vacant), false));
+        return Ok((Err(CurrentHolder::Vacant), false));
     };
     let own = token_from_row(row.number("own")?);
     Ok((own.ok_or(holder_now(&read_lease(&row)?)), row.number("is_first")? != 0))
@@ -186,8 +186,8 @@ UPDATE sqlock_lease SET id = 'entries', client = '', holder = '', label = '' WHE
 COMMIT");
 
 /// Adds an acquisition to an exclusive holding of the same owner.
-pub(super) async fn join(conn: &mut SqliteConnection, claim: &Claim) -> Result<Joined, sqlx::Error> {
+pub(super) async fn join(conn: &mut SqliteConnection, claim: &Claim) -> Result<JoinOutcome, sqlx::Error> {
     let rows = transaction(conn, bind_claim(JOIN, claim)).await?;
     let token = rows.first().map(|row| row.number("token")).transpose()?;
-    Ok(token.and_then(token_from_row).map_or(Joined::NotHeld, Joined::Done))
+    Ok(token.and_then(token_from_row).map_or(JoinOutcome::NotHeld, JoinOutcome::Done))
 }

@@ -6,7 +6,7 @@ use super::store::{transaction, until_row};
 use crate::backend::micros;
 use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
-use crate::protocol::{Amended, Asked, Extension, LeaseId, Mode};
+use crate::protocol::{AskOutcome, ChangeOutcome, Extension, LeaseId, Mode};
 use crate::token::FencingToken;
 
 /// The change of an extension, for both tables.
@@ -32,7 +32,7 @@ UPDATE OR REPLACE sqlock_entry AS e", extended!(), " AND id IN (SELECT o.id FROM
 SELECT 1 AS done WHERE changes() > 0");
 
 /// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it.
-pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -> Result<Amended, sqlx::Error> {
+pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -> Result<ChangeOutcome, sqlx::Error> {
     let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
     let (new_client, removed_client) = keeper.clients();
     let query = sqlx::query(EXTEND)
@@ -44,7 +44,7 @@ pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -
         .bind(new_client.map(|client| client.to_string()))
         .bind(removed_client.map(|client| client.to_string()))
         .bind(renamed.map(|id| id.to_string()));
-    Ok(if until_row(conn, query).await?.is_some() { Amended::Done } else { Amended::NotHeld })
+    Ok(if until_row(conn, query).await?.is_some() { ChangeOutcome::Done } else { ChangeOutcome::NotHeld })
 }
 
 // $1 name, $2 id, $3 token, $4 units, $5 permits. The SELECT also finds a holding that an earlier
@@ -71,11 +71,11 @@ pub(super) async fn downgrade(
     name: &LockName,
     id: LeaseId,
     token: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let (units, permits) = Mode::READ.stored();
     let query =
         sqlx::query(DOWNGRADE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(units).bind(permits);
-    Ok(if transaction(conn, query).await?.is_empty() { Amended::NotHeld } else { Amended::Done })
+    Ok(if transaction(conn, query).await?.is_empty() { ChangeOutcome::NotHeld } else { ChangeOutcome::Done })
 }
 
 // $1 name, $2 id, $3 token, $4 the higher token, which a repeated request finds.
@@ -91,10 +91,10 @@ pub(super) async fn raise(
     id: LeaseId,
     token: FencingToken,
     to: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let query = sqlx::query(RAISE).bind(name.as_str()).bind(id.to_string()).bind(token.get()).bind(to.get());
     let done = query.execute(conn).await?;
-    Ok(if done.rows_affected() == 1 { Amended::Done } else { Amended::NotHeld })
+    Ok(if done.rows_affected() == 1 { ChangeOutcome::Done } else { ChangeOutcome::NotHeld })
 }
 
 /// The valid holders of the name `$1`: their tokens and clients.
@@ -122,8 +122,8 @@ SELECT count(DISTINCT token) AS holders FROM ", holders!(), ";
 COMMIT");
 
 /// Records that the holders of a name are asked to release it, and gives their clients a notice.
-pub(super) async fn ask(conn: &mut SqliteConnection, name: &LockName) -> Result<Asked, sqlx::Error> {
+pub(super) async fn ask(conn: &mut SqliteConnection, name: &LockName) -> Result<AskOutcome, sqlx::Error> {
     let rows = transaction(conn, sqlx::query(ASK).bind(name.as_str())).await?;
     let holders = rows.first().ok_or(sqlx::Error::RowNotFound)?.number("holders")?;
-    Ok(Asked::Holders(u32::try_from(holders).unwrap_or(u32::MAX)))
+    Ok(AskOutcome::Holders(u32::try_from(holders).unwrap_or(u32::MAX)))
 }

@@ -10,7 +10,7 @@ use super::store::{rows, transaction};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_now, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
-use crate::protocol::{Enqueue, EntryState, HolderNow, LeaseId, Polled, Presence, Queue};
+use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, Polled, Presence, Queue};
 
 // $1 name, $2 JSON [[id, owner, client, is_kept, units, permits, ttl, age, holder, label], …].
 // Because the clock has milliseconds, a new entry is placed after all existing ones and after those
@@ -35,9 +35,9 @@ SELECT ", lease_columns!(), " FROM sqlock_lease AS l WHERE l.name = $1;
 COMMIT");
 
 /// Adds waiting entries to a name. Existing entries stay. Returns the holder.
-pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) -> Result<HolderNow, sqlx::Error> {
+pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) -> Result<CurrentHolder, sqlx::Error> {
     let Some(first) = entries.first() else {
-        return Ok(HolderNow::Unknown);
+        return Ok(CurrentHolder::Unknown);
     };
     let batch = Value::from_iter(entries.iter().map(|Enqueue { claim, age }| {
         let (units, permits) = claim.mode.stored();

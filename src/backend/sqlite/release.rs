@@ -10,7 +10,7 @@ use super::store::transaction;
 use crate::backend::stored::{TableRow as _, holder};
 use crate::backend::{micros, token as token_from_row};
 use crate::name::LockName;
-use crate::protocol::{Amended, Granted, Holder, LeaseId, Release, Released, Withdrawn};
+use crate::protocol::{ChangeOutcome, Granted, Holder, LeaseId, Release, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 /// Selects the row of a name after a write. `done`: the write has changed a row. `next_token`: the
@@ -101,7 +101,7 @@ COMMIT");
 
 /// Ends a holding. Grants the name to the first live entry, or to the given claim if no entry
 /// waits, or frees it.
-pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> Result<Released, sqlx::Error> {
+pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> Result<ReleaseOutcome, sqlx::Error> {
     let Release { name, id, token, keep_for, next } = release;
     let bind = |sql| sqlx::query(sql).bind(name.as_str()).bind(id.to_string()).bind(token.get());
     let query = match next {
@@ -111,26 +111,26 @@ pub(super) async fn release(conn: &mut SqliteConnection, release: &Release) -> R
     };
     let rows = transaction(conn, query).await?;
     let Some(row) = rows.first().map(LeaseState::from_row).transpose()? else {
-        return Ok(Released::NotHeld { lost: 0, token: 0 });
+        return Ok(ReleaseOutcome::NotHeld { lost: 0, token: 0 });
     };
     let is_meant = |row: &LeaseState| row.holder == Holder::Lease(*id) && row.token == token.get();
-    let not_held = |row: &LeaseState| Released::NotHeld { lost: row.lost, token: row.token };
+    let not_held = |row: &LeaseState| ReleaseOutcome::NotHeld { lost: row.lost, token: row.token };
     if row.is_done {
-        return Ok(row.next.map_or(Released::Ended { awaited: row.is_awaited }, Released::ToNext));
+        return Ok(row.next.map_or(ReleaseOutcome::Ended { awaited: row.is_awaited }, ReleaseOutcome::ToNext));
     }
     if !is_meant(&row) {
         return Ok(not_held(&row));
     }
     if next.is_some() {
-        return Ok(Released::Awaited);
+        return Ok(ReleaseOutcome::Awaited);
     }
     let rows = transaction(conn, bind(HAND_OVER)).await?;
     let Some(row) = rows.first().map(LeaseState::from_row).transpose()? else {
-        return Ok(Released::NotHeld { lost: 0, token: 0 });
+        return Ok(ReleaseOutcome::NotHeld { lost: 0, token: 0 });
     };
     Ok(match (row.holder, token_from_row(row.token)) {
-        (Holder::Lease(id), Some(token)) if row.is_done => Released::ToEntry(Granted { id, token }),
-        _ if is_meant(&row) => Released::Awaited,
+        (Holder::Lease(id), Some(token)) if row.is_done => ReleaseOutcome::ToEntry(Granted { id, token }),
+        _ if is_meant(&row) => ReleaseOutcome::Awaited,
         _ => not_held(&row),
     })
 }
@@ -173,12 +173,12 @@ pub(super) async fn withdraw(
     name: &LockName,
     id: LeaseId,
     except: Option<FencingToken>,
-) -> Result<Withdrawn, sqlx::Error> {
+) -> Result<WithdrawalOutcome, sqlx::Error> {
     let query =
         sqlx::query(WITHDRAW).bind(name.as_str()).bind(id.to_string()).bind(except.map_or(0, FencingToken::get));
     let rows = transaction(conn, query).await?;
     let awaited = rows.first().map(|row| row.number("awaited")).transpose()?;
-    Ok(Withdrawn::Gone { awaited: awaited.is_some_and(|awaited| awaited != 0) })
+    Ok(WithdrawalOutcome::Gone { awaited: awaited.is_some_and(|awaited| awaited != 0) })
 }
 
 /// Whether one lease holds the name with the token `$2`.
@@ -225,7 +225,7 @@ pub(super) async fn evict(
     conn: &mut SqliteConnection,
     name: &LockName,
     token: FencingToken,
-) -> Result<Amended, sqlx::Error> {
+) -> Result<ChangeOutcome, sqlx::Error> {
     let rows = transaction(conn, sqlx::query(EVICT).bind(name.as_str()).bind(token.get())).await?;
-    Ok(if rows.is_empty() { Amended::NotHeld } else { Amended::Done })
+    Ok(if rows.is_empty() { ChangeOutcome::NotHeld } else { ChangeOutcome::Done })
 }

@@ -4,7 +4,7 @@ use super::super::checker::Belief;
 use super::{MILLISECOND, NOTICED_WITHIN, World, WorldEvent};
 use crate::engine::{Grant, LeaseKey};
 use crate::name::LockName;
-use crate::protocol::{Asked, Request, Response};
+use crate::protocol::{AskOutcome, Request, Response};
 
 /// By how much changes may have raised the token of a lease since its release was asked for.
 const RAISED_BY: i64 = 10_000;
@@ -20,7 +20,7 @@ impl World {
         let Ok(prepared) = self.store.prepare(transaction, clock, &Request::Ask { name: name.clone() }) else {
             return;
         };
-        if matches!(prepared.response, Response::Asked(Asked::Holders(0) | Asked::Locked)) {
+        if matches!(prepared.response, Response::Asked(AskOutcome::Holders(0) | AskOutcome::Locked)) {
             return;
         }
         self.store.commit(transaction, clock, prepared);

@@ -4,7 +4,7 @@ use super::{ActorState, FAULTS_END, MILLISECOND, NOTICED_WITHIN, SECOND, World, 
 use crate::backend::memory::{Key, TransactionId};
 use crate::engine::{Event, LeaseKey};
 use crate::name::LockName;
-use crate::protocol::{Amended, Request, Response};
+use crate::protocol::{ChangeOutcome, Request, Response};
 
 impl World {
     pub(super) fn fault(&mut self) {
@@ -105,7 +105,7 @@ impl World {
         let Ok(prepared) = self.store.prepare(transaction, clock, &evict) else {
             return;
         };
-        if prepared.response != Response::Evicted(Amended::Done) {
+        if prepared.response != Response::Evicted(ChangeOutcome::Done) {
             return;
         }
         self.tell(|| format!("an operator evicts token {} of {}", belief.token, belief.name));

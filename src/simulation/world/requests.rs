@@ -3,7 +3,7 @@
 use super::{ATTEMPT, ATTEMPTS, LOCK_WAIT, MILLISECOND, SECOND, World, WorldEvent};
 use crate::backend::memory::TransactionId;
 use crate::engine::{Answer, Event, Failure, RequestId};
-use crate::protocol::{Released, Request, Response};
+use crate::protocol::{ReleaseOutcome, Request, Response};
 
 impl World {
     pub(super) fn attempt(&mut self, client: usize, request: RequestId) {
@@ -120,7 +120,7 @@ impl World {
     /// Notifies clients of a grant, which may be for another client. Some notifications are lost.
     pub(super) fn notify(&mut self, body: &Request, response: &Response) {
         let name = match (body, response) {
-            (Request::Release(release), Response::Released(Released::ToEntry(_))) => &release.name,
+            (Request::Release(release), Response::Released(ReleaseOutcome::ToEntry(_))) => &release.name,
             (Request::Transition(transition), Response::Transitioned(Some(_))) => &transition.name,
             _ => return,
         };

@@ -12,8 +12,8 @@ use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
-    Claim, ClientId, Enqueue, Holder, HolderChange, HolderNow, LeaseId, Mode, Release, Released, Request, Response,
-    Seen, Transition,
+    Claim, ClientId, CurrentHolder, Enqueue, Holder, HolderChange, LeaseId, Mode, Release, ReleaseOutcome, Request,
+    Response, Seen, Transition,
 };
 use crate::token::FencingToken;
 
@@ -94,7 +94,7 @@ async fn refused_claim_needs_no_write_lock() {
     ] {
         let response = execute(&mut conn, &Request::Acquire(claim(name, 9, mode))).await.expect("an answer");
         let Response::Acquired(Err(holder)) = response else { panic!("{response:?}") };
-        assert_eq!(matches!(holder, HolderNow::Valid { .. }), is_valid, "{name}: {holder:?}");
+        assert_eq!(matches!(holder, CurrentHolder::Valid { .. }), is_valid, "{name}: {holder:?}");
     }
     let refused = execute(&mut conn, &Request::Acquire(claim("shared", 9, Mode::READ))).await.expect_err("busy");
     let code = refused.as_database_error().and_then(|error| error.code().map(String::from));
@@ -189,7 +189,7 @@ async fn released_name_goes_to_the_first_live_entry() {
     let expire = format!("UPDATE sqlock_entry SET expires_at = 0 WHERE id = '{}'", LeaseId::from_u128(2));
     conn.execute(&*expire.leak() as &'static str).await.expect("a write");
     let response = execute(&mut conn, &release(&first, token)).await.expect("an answer");
-    let Response::Released(Released::ToEntry(granted)) = response else { panic!("{response:?}") };
+    let Response::Released(ReleaseOutcome::ToEntry(granted)) = response else { panic!("{response:?}") };
     assert_eq!(granted.id, next.id);
     let row = conn.fetch_one("SELECT holder, acquired_at FROM sqlock_lease").await.expect("a row");
     assert_eq!(row.try_get::<String, _>(0).expect("a text"), "store/1", "who holds, for people");
@@ -212,7 +212,7 @@ async fn fenced_holding_stays_until_the_transaction_ends() {
         fenced.execute("BEGIN").await.expect("a transaction");
         fenced.fetch_all("SELECT 1 FROM sqlock_lease").await.expect("rows");
         let response = execute(&mut conn, &release(&claim, token)).await.expect("an answer");
-        assert_eq!(response, Response::Released(Released::Ended { awaited: false }));
+        assert_eq!(response, Response::Released(ReleaseOutcome::Ended { awaited: false }));
         assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::StaleSnapshot);
         fenced.execute("ROLLBACK").await.expect("the end of it");
         assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::Superseded);
