@@ -34,6 +34,9 @@ pub struct Attempt {
     pub(super) request: Option<Vec<u8>>,
     lease: Lease,
     token: FencingToken,
+    /// Whether a statement that creates the record may still arrive at the database.
+    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "only requests over HTTP are refused"))]
+    start_may_linger: bool,
     conclusion: Mutex<Conclusion>,
 }
 
@@ -47,9 +50,9 @@ enum Conclusion {
 }
 
 impl Attempt {
-    pub(super) fn new(idempotency: Idempotency, record: Record, lease: Lease) -> Self {
-        let token = lease.token();
-        Self { idempotency, record, request: None, lease, token, conclusion: Mutex::new(Conclusion::Open) }
+    pub(super) fn new(idempotency: Idempotency, record: Record, lease: Lease, start_may_linger: bool) -> Self {
+        let (token, conclusion) = (lease.token(), Mutex::new(Conclusion::Open));
+        Self { idempotency, record, request: None, lease, token, start_may_linger, conclusion }
     }
 
     /// Returns the principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
@@ -195,6 +198,10 @@ impl Attempt {
     /// issued token valid again. If this attempt is not the latest any more, or the request is
     /// done, the call changes nothing and returns `Ok`.
     ///
+    /// The record can come back after a network fault: when the statement that created it was sent
+    /// twice, because the first was not answered, the first may arrive after the deletion. The
+    /// attempt then counts as died. [`unknown`](Self::unknown) has no such gap.
+    ///
     /// # Errors
     ///
     /// [`Error::Unavailable`].
@@ -277,14 +284,18 @@ impl Attempt {
     }
 
     /// Frees the key of a refused request, unless a step, or an earlier attempt, may have had an
-    /// effect.
+    /// effect. The record also stays while a late statement could create it again as that of an
+    /// attempt that has died.
     #[cfg(feature = "axum")]
     pub(super) async fn refuse(&self) -> Result<()> {
-        let steps = RecordCommand::ListSteps { id: self.record.key.id.clone(), begun: self.record.created_at };
-        if self.number() == 1 && self.idempotency.send(steps).await?.steps.is_empty() {
-            return self.forget().await;
+        if self.number() > 1 || self.start_may_linger {
+            return self.unknown().await;
         }
-        self.unknown().await
+        let steps = RecordCommand::ListSteps { id: self.record.key.id.clone(), begun: self.record.created_at };
+        match self.idempotency.send(steps).await?.steps.is_empty() {
+            true => self.forget().await,
+            false => self.unknown().await,
+        }
     }
 
     /// Checks that the transaction of [`complete_in`](Self::complete_in) was committed. Otherwise

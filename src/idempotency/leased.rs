@@ -76,14 +76,14 @@ impl Idempotency {
         let issued = claim.issued;
         let request = claim.request.clone();
         let token = lease.token().get();
-        let found = self.send(RecordCommand::Start { claim, token, resume }).await?;
-        let Some(record) = found.records.into_iter().next() else {
+        let answer = self.client.run_with_answer(RecordCommand::Start { claim, token, resume }).await;
+        let Some(record) = answer.result?.records.into_iter().next() else {
             return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
         };
         if record.state == State::Started && record.token == token {
             let column = if record.attempts == 1 { request } else { self.read_request(&record).await? };
             let request = column.map(|column| self.decode_request(&record.key.id, column)).transpose();
-            let mut attempt = Attempt::new(self.clone(), record, lease);
+            let mut attempt = Attempt::new(self.clone(), record, lease, answer.may_linger);
             match request {
                 Ok(request) => attempt.request = request,
                 // An earlier attempt may have had an effect.

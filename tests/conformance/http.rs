@@ -1,6 +1,7 @@
 //! Requests over HTTP that take effect once: through a real server, with a real client, row by row
 //! of the table that the documentation of `sqlock::idempotency::http` has.
 
+mod late_start;
 mod layers;
 mod rules;
 

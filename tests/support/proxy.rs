@@ -44,6 +44,9 @@ pub struct Proxy {
 /// Waits until [`Proxy::cut_next_reply`] has cut a reply.
 pub struct CutWatch(watch::Receiver<bool>);
 
+/// A request that [`Proxy::hold_request_with`] holds back.
+pub struct HeldRequest(Arc<watch::Sender<HoldStage>>);
+
 impl Proxy {
     /// Starts a proxy. The server need not run yet, and may be restarted.
     pub fn start(upstream_port: u16) -> Proxy {
@@ -128,6 +131,17 @@ impl Proxy {
         CutWatch(watch)
     }
 
+    /// Holds the next bytes of a client with `text` in them, and everything that follows on that
+    /// connection, as a congested network does. Other connections work. Only
+    /// [`HeldRequest::deliver`] passes the bytes on; [`Proxy::pass`] cancels a hold that has not
+    /// begun.
+    pub fn hold_request_with(&self, text: &'static str) -> HeldRequest {
+        let stage = Arc::new(watch::Sender::new(HoldStage::Awaited));
+        let hold = Hold { stage: Arc::clone(&stage), text };
+        self.fault(move |faults| faults.hold = Some(hold));
+        HeldRequest(stage)
+    }
+
     /// Resets every connection and refuses new ones, until [`Proxy::pass`]: as if the server were
     /// down.
     pub fn refuse(&self) {
@@ -183,6 +197,20 @@ impl CutWatch {
     }
 }
 
+impl HeldRequest {
+    pub fn is_held(&self) -> bool {
+        *self.0.borrow() == HoldStage::Held
+    }
+
+    /// Passes the bytes on, and waits for the end of their connection, which the client has closed:
+    /// the server has then executed the request.
+    pub async fn deliver(self) {
+        self.0.send_replace(HoldStage::Delivered);
+        let mut stage = self.0.subscribe();
+        stage.wait_for(|stage| *stage == HoldStage::Ended).await.expect("its sender lives");
+    }
+}
+
 enum Order {
     Change(Box<dyn FnOnce(&mut Faults) + Send>),
     Reset,
@@ -201,6 +229,7 @@ struct Faults {
     /// number has changed.
     deafened: u64,
     cut: Option<Cut>,
+    hold: Option<Hold>,
 }
 
 /// The order to cut a reply.
@@ -212,6 +241,22 @@ struct Cut {
     text: &'static str,
     /// Whether all bytes are swallowed afterwards.
     freezes: bool,
+}
+
+/// The order to hold a request.
+struct Hold {
+    stage: Arc<watch::Sender<HoldStage>>,
+    /// The text that the request must contain.
+    text: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HoldStage {
+    Awaited,
+    Held,
+    Delivered,
+    /// The connection of the request has ended.
+    Ended,
 }
 
 impl Faults {
@@ -339,6 +384,8 @@ struct Connection {
     deafened: u64,
     /// The cut that was ordered when the client last sent matching bytes.
     asked: RefCell<Weak<watch::Sender<bool>>>,
+    /// The stage of the hold, once a request of this connection is held.
+    held: RefCell<Option<Arc<watch::Sender<HoldStage>>>>,
 }
 
 /// An arrival, in order.
@@ -353,7 +400,7 @@ enum Arrival {
 impl Connection {
     fn new(upstream: u16, faults: Rc<watch::Sender<Faults>>) -> Connection {
         let (born, deafened) = (faults.borrow().resets, faults.borrow().deafened);
-        Connection { upstream, faults, born, deafened, asked: RefCell::default() }
+        Connection { upstream, faults, born, deafened, asked: RefCell::default(), held: RefCell::default() }
     }
 
     /// Serves a connection until both sides have finished, one side resets it, or the proxy resets
@@ -376,6 +423,9 @@ impl Connection {
         if !matches!(self.unless_reset(exchange).await, Some(Ok(_))) {
             break_off(&client);
             break_off(&server);
+        }
+        if let Some(stage) = self.held.take() {
+            stage.send_replace(HoldStage::Ended);
         }
     }
 
@@ -415,6 +465,7 @@ impl Connection {
                         continue;
                     }
                     self.cut(way, bytes)?;
+                    self.hold(way, bytes);
                 }
                 let sent = queue.send((Instant::now(), arrival)).await;
                 if last || sent.is_err() {
@@ -425,6 +476,7 @@ impl Connection {
         let write = async {
             while let Some((arrived, arrival)) = arrivals.recv().await {
                 self.delay(way, arrived).await;
+                self.until_delivered(way).await;
                 if let Arrival::Bytes(bytes) = arrival {
                     if !self.is_lossy(way) {
                         to.write_all(&bytes).await?;
@@ -478,8 +530,7 @@ impl Connection {
         let ordered = self.faults.borrow().cut.clone();
         let Some(Cut { happened, text, freezes }) = ordered else { return Ok(()) };
         if way == Direction::Up {
-            let is_meant = text.is_empty() || bytes.windows(text.len()).any(|window| window == text.as_bytes());
-            if !is_meant {
+            if !contains(bytes, text) {
                 return Ok(());
             }
             *self.asked.borrow_mut() = Arc::downgrade(&happened);
@@ -494,6 +545,33 @@ impl Connection {
         }
         Ok(())
     }
+
+    /// Begins the hold of these bytes if they are the request to hold.
+    fn hold(&self, way: Direction, bytes: &[u8]) {
+        let is_meant = |hold: &Hold| way == Direction::Up && contains(bytes, hold.text);
+        if !self.faults.borrow().hold.as_ref().is_some_and(is_meant) {
+            return;
+        }
+        self.faults.send_modify(|faults| {
+            if let Some(hold) = faults.hold.take() {
+                hold.stage.send_replace(HoldStage::Held);
+                self.held.replace(Some(hold.stage));
+            }
+        });
+    }
+
+    /// Waits while a request of this connection is held.
+    async fn until_delivered(&self, way: Direction) {
+        let held = self.held.borrow().clone();
+        if let (Direction::Up, Some(stage)) = (way, held) {
+            let _ = stage.subscribe().wait_for(|stage| *stage != HoldStage::Held).await;
+        }
+    }
+}
+
+/// Returns whether the bytes contain the text.
+fn contains(bytes: &[u8], text: &str) -> bool {
+    text.is_empty() || bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
 /// Makes the close of the socket send a reset.

@@ -143,7 +143,8 @@ impl Idempotent {
     ///   [refusal](super::IdempotencyLayer::refusals): the request is done, and later requests
     ///   receive the response;
     /// - a refusal that is not stored: the request had no effect, and the key is free. After a
-    ///   [step](Attempt::step), or in a later attempt, the outcome is unknown.
+    ///   [step](Attempt::step), in a later attempt, or when the database did not answer the first
+    ///   statement of the attempt at once, the outcome is unknown;
     /// - any other status (408, 409, 425, 429, 499 and 500 to 599 always, whatever is stored), and
     ///   an error with the status of a success: the outcome is [unknown](Attempt::unknown), and
     ///   later requests receive [`outcome-unknown`](super#outcome-unknown) until the request is
