@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use sqlock::Error;
 use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
-use sqlx::Pool;
+use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinSet;
 
 use super::fence::run;
-use crate::Sql;
-use crate::support::{LONG, SOON, builder, connect, fresh, soon};
+use crate::support::{Database, LONG, SOON, builder, connect, fresh, soon, until};
+use crate::{DATABASE, Sql};
 
 /// Returns the number of names in the table.
 async fn rows(pool: &Pool<Sql>) -> i64 {
@@ -252,6 +252,37 @@ async fn expired_requests_are_purged_with_their_steps() {
         assert_eq!(locks.sweeper().batch(batch).sweep().await.expect("sweep"), 10, "in batches of {batch}");
         assert_eq!(requests.rows().await, (0, 0));
     }
+}
+
+/// Stores this many expired records, at most 100,000.
+async fn insert_expired(pool: &Pool<Sql>, count: u32) {
+    let digit = (0..10).map(|d| format!("SELECT {d} AS d")).collect::<Vec<_>>().join(" UNION ALL ");
+    let tables = ["a", "b", "c", "e", "f"].map(|name| format!("({digit}) AS {name}")).join(" CROSS JOIN ");
+    let insert = format!(
+        "INSERT INTO sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts,
+                                  permanent, issued_until, created_at, expires_at)
+         SELECT CAST(i AS CHAR(20)), 'payments', 'alice', CAST(i AS CHAR(20)), {}, 'done', 0, 0, 0, 0, 1, 1
+           FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS i FROM {tables}) AS n
+          WHERE i < {count}",
+        if DATABASE == Database::Postgres { "'\\x00'::bytea" } else { "X'00'" }
+    );
+    sqlx::raw_sql(AssertSqlSafe(insert)).execute(pool).await.expect("insert");
+}
+
+/// A statement does not take this many parameters.
+#[tokio::test]
+async fn large_batch_purges_every_expired_record() {
+    let db = fresh().await;
+    let locks = db.locks().await;
+    let requests = Requests { pool: db.pool().await, by: Idempotency::new(&locks) };
+    insert_expired(&requests.pool, 66_000).await;
+    let sweeper = locks.sweeper().batch(100_000);
+    // On a busy machine a batch may end after the time for its answer.
+    until("the purge of all records", async || {
+        sweeper.sweep().await.expect("sweep");
+        requests.rows().await.0 == 0
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -15,6 +15,10 @@ const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expire
 /// expiry does not reach it.
 const NEVER: i64 = 253_402_300_799_999_999;
 
+/// The most records of a batch. Each id is a parameter, of which a statement has at most 32,766 on
+/// SQLite and 65,535 elsewhere, and the ids of orphaned steps may be twice as many.
+const MAX_BATCH: u32 = 10_000;
+
 /// Deletes the results of the expired ones among these records, if their keys are refused after
 /// expiry.
 async fn expire_permanent<DB: RecordDialect>(conn: &mut DB::Connection, ids: &[String]) -> Result<u64, sqlx::Error> {
@@ -109,9 +113,10 @@ async fn read_clock<DB: RecordDialect>(conn: &mut DB::Connection) -> Result<i64,
     micros.ok_or_else(|| sqlx::Error::Decode("the clock is not a number".into()))
 }
 
-/// Purges expired records, at most `limit`, and returns how many. If there are none, looks for
-/// orphaned steps.
+/// Purges expired records, at most `limit` and [`MAX_BATCH`], and returns how many. If there are
+/// none, looks for orphaned steps.
 pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
+    let limit = limit.min(MAX_BATCH);
     // The time is passed as a number: a database does not compare an index with a clock that moves
     // during the statement, and would read all records.
     let now = read_clock::<DB>(conn).await?;
