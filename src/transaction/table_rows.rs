@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
 
-/// The most parameters of a statement, which PostgreSQL counts in 16 bits.
+/// The most parameters of a statement, which the protocols of the servers count in 16 bits.
 const MAX_LISTED_KEYS: usize = u16::MAX as usize;
 
 /// Locks one row of the caller's own table. Made with [`Locks::row_of`](crate::Locks::row_of).
@@ -284,8 +284,9 @@ impl<K> RowsOf<K> {
     /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
     /// the table, the column or the unique index does not exist.
     /// [`Error::Unsupported`](crate::Error::Unsupported): there are more than 65,535 keys, on
-    /// PostgreSQL or SQLite (where the build of SQLite may have a lower limit). After a timeout on
-    /// MySQL and MariaDB, the rows locked so far stay locked until the transaction ends.
+    /// PostgreSQL or SQLite (where the build of SQLite may have a lower limit), or more than 65,535
+    /// texts, on MySQL or MariaDB. After a timeout on MySQL and MariaDB, the rows locked so far
+    /// stay locked until the transaction ends.
     ///
     /// # Cancel safety
     ///
@@ -305,13 +306,14 @@ impl<K> RowsOf<K> {
         if wanted.is_empty() || limit == 0 {
             return Ok(Vec::new());
         }
+        // One statement has all keys: that of the locks, or the one that sorts texts.
+        if (DB::LOCKS_LISTED_KEYS_ONLY || collated.is_some()) && wanted.len() > MAX_LISTED_KEYS {
+            return Err(Error::Unsupported {
+                what: "a lock on more than 65,535 rows",
+                reason: "a statement has no more parameters; lock the rows in several calls, in the order of their keys",
+            });
+        }
         if DB::LOCKS_LISTED_KEYS_ONLY {
-            if wanted.len() > MAX_LISTED_KEYS {
-                return Err(Error::Unsupported {
-                    what: "a lock on more than 65,535 rows",
-                    reason: "a statement has no more parameters; lock the rows in several calls, in the order of their keys",
-                });
-            }
             let locking = self.locking(self.wait);
             let push_by_keys = |query: &mut QueryBuilder<DB>| self.push_keys(query, &target, &wanted);
             return match select(tx, &target.table, locking, push_by_keys).await? {

@@ -201,16 +201,18 @@ async fn rows_are_locked_in_collation_order() {
     assert_eq!(soon("the other one", waiting).await.expect("no panic"), 3);
 }
 
-/// PostgreSQL has all keys in one statement, MySQL and MariaDB have a statement for each, and the
-/// build of SQLite sets its limit.
+/// PostgreSQL has all keys in one statement, MySQL and MariaDB have all texts in the one that sorts
+/// them, and the build of SQLite sets its limit.
 #[tokio::test]
 async fn more_rows_than_parameters_are_refused_for_good() {
-    if DATABASE != Database::Postgres {
+    if DATABASE == Database::Sqlite {
         return;
     }
     let books = books().await;
+    run(&books.pool, "CREATE TABLE thing (id VARCHAR(20) PRIMARY KEY)").await;
     let mut tx = begin(&books.pool).await;
     let locks = books.db.locks().await;
-    let error = locks.rows_of("counter", "id", 0..70_000_i64).lock(&mut tx).await.expect_err("too many keys");
+    let keys = (0..70_000).map(|i| i.to_string());
+    let error = locks.rows_of("thing", "id", keys).lock(&mut tx).await.expect_err("too many keys");
     assert!(matches!(error, Error::Unsupported { .. }) && !error.is_retryable(), "{error}");
 }
