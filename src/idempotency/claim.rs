@@ -165,8 +165,8 @@ impl Idempotency {
 #[must_use = "a claim that is committed without its result is replayed as null"]
 pub struct Claim {
     id: String,
-    /// The state and the token of the record until the result is stored.
-    open_state: (State, i64),
+    /// The state of the record until the result is stored.
+    open_state: State,
     keep: i64,
     limit: usize,
     seal: Seal,

@@ -13,7 +13,8 @@ use crate::token::FencingToken;
 
 impl Idempotency {
     /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at
-    /// most `limit`: attempts [under a lease](Self::attempt), including those in progress.
+    /// most `limit`: attempts [under a lease](Self::attempt), including those in progress, and
+    /// requests whose transaction was [ended by their work](Self::run).
     ///
     /// # Errors
     ///
@@ -197,7 +198,9 @@ pub struct RecordInfo {
     /// The state: `issued`, `started`, `unknown`, `done`, or `expired` (done, without its result,
     /// and [refused](crate::idempotency::AfterRetention::Refuse)).
     pub state: &'static str,
-    /// The token of the latest attempt. `None`: the request ran in one transaction.
+    /// The token of the latest attempt; for a request in one transaction whose outcome is unknown,
+    /// the token by which it is [resolved](Idempotency::resolve). `None`: any other request in one
+    /// transaction, or a token that was not used yet.
     pub token: Option<FencingToken>,
     /// The number of attempts under a lease.
     pub attempts: u32,

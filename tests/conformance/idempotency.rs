@@ -931,6 +931,36 @@ async fn work_committed_by_ddl_is_unknown() {
     }
 }
 
+/// An operator who repeats an earlier command does not resolve a later request.
+#[tokio::test]
+async fn unknown_claims_of_a_key_have_different_tokens() {
+    let app = app().await;
+    let (key, asked, mut earlier) = (alice("a"), request(), None);
+    let ends = match DATABASE {
+        Database::Sqlite => ["INSERT OR ROLLBACK INTO counter (id, value) VALUES (1, 0)"; 2],
+        Database::Postgres => ["ROLLBACK"; 2],
+        _ => ["CREATE TABLE made_first (id INTEGER)", "CREATE TABLE made_second (id INTEGER)"],
+    };
+    for end in ends {
+        // SQLite's clock counts in milliseconds: the claims must not be of the same one.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let work = async |tx: &mut Tx<'_>| {
+            let done = effect(tx).await?;
+            let _ = tx.execute(end).await;
+            Ok::<_, AppError>(done)
+        };
+        let outcome = app.payments.run(&app.books.pool, &key, &asked, work).await.expect("run");
+        assert_eq!(outcome, Outcome::Unknown);
+        let kept = app.payments.unfinished(10).await.expect("list");
+        let token = kept.first().and_then(|info| info.token).expect("a token");
+        if let Some(earlier) = earlier.replace(token) {
+            assert!(token > earlier, "{token} after {earlier}");
+            assert!(!app.resolve(&key, earlier, Resolution::failed()).await);
+        }
+        assert!(app.resolve(&key, token, Resolution::failed()).await);
+    }
+}
+
 /// The error of the work, or a dropped future, cannot say that the claim is committed.
 #[tokio::test]
 async fn unfinished_work_committed_by_ddl_is_unknown() {

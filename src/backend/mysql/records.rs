@@ -45,15 +45,15 @@ impl RecordDialect for MySql {
 
     fn claim<'a>(conn: &'a mut MySqlConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
-            let (state, token) = claim.open_state();
+            let state = claim.open_state();
             let mut query = QueryBuilder::new(WITHOUT_WAITING);
             if claim.issued {
-                push_use_token::<Self>(&mut query, claim, state, token);
+                push_use_token::<Self>(&mut query, claim, state, 0);
             } else {
                 // Expired records were deleted before: an update after an INSERT that found one
                 // would deadlock with rivals.
                 query.push("INSERT IGNORE INTO ").push(INTO).push(" VALUES (");
-                push_values::<Self>(&mut query, claim, state, token);
+                push_values::<Self>(&mut query, claim, state, 0);
                 query.push(")");
             }
             match query.build().execute(&mut *conn).await {

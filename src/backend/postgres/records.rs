@@ -62,15 +62,15 @@ impl RecordDialect for Postgres {
 
     fn claim<'a>(conn: &'a mut PgConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
-            let (state, token) = claim.open_state();
+            let state = claim.open_state();
             let mut query = QueryBuilder::new("");
             if claim.issued {
-                push_use_token::<Self>(&mut query, claim, state, token);
+                push_use_token::<Self>(&mut query, claim, state, 0);
                 query.push(" AND ");
                 push_locks(&mut query, claim);
             } else {
                 query.push("INSERT INTO ").push(INTO).push(" SELECT ");
-                push_values::<Self>(&mut query, claim, state, token);
+                push_values::<Self>(&mut query, claim, state, 0);
                 query.push(" WHERE ");
                 push_locks(&mut query, claim);
                 push_replace_expired::<Self>(&mut query);

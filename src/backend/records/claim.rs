@@ -19,14 +19,10 @@ pub struct ClaimRequest {
     pub permanent: bool,
     /// Whether the key is a token that must have been issued.
     pub issued: bool,
-    /// Whether the outcome is unknown until the result is stored. Otherwise a claim that is
-    /// committed without a result has taken effect.
+    /// Whether a claim that gets committed without its result counts as unknown. Otherwise it
+    /// counts as done, with null.
     pub is_unknown_until_done: bool,
 }
-
-/// The token of a claim with an unknown outcome, which operators need to resolve the outcome. It is
-/// lower than that of any attempt.
-const UNKNOWN_CLAIM: i64 = 1;
 
 impl ClaimRequest {
     /// Makes a request for a key, without its fingerprint and retention.
@@ -42,9 +38,9 @@ impl ClaimRequest {
         }
     }
 
-    /// Returns the state and the token of the claim until its result is stored.
-    pub(crate) fn open_state(&self) -> (State, i64) {
-        if self.is_unknown_until_done { (State::Unknown, UNKNOWN_CLAIM) } else { (State::Done, 0) }
+    /// Returns the state of the claim until its result is stored.
+    pub(crate) fn open_state(&self) -> State {
+        if self.is_unknown_until_done { State::Unknown } else { State::Done }
     }
 }
 
@@ -72,7 +68,18 @@ pub struct Rival {
 pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts, \
      permanent, request, issued_until, created_at, expires_at)";
 
-/// Adds the values of a new record.
+/// Adds the token of a record: that of an attempt, or 0. Operators resolve an unknown outcome by
+/// its token, so each claim with an unknown outcome has a token of its own: it is lower than the
+/// token of every lease that is granted from now on.
+fn push_token<DB: RecordDialect>(query: &mut QueryBuilder<DB>, state: State, token: i64) {
+    if state == State::Unknown {
+        query.push(DB::NOW).push(" - 1");
+    } else {
+        DB::push_integer(query, token);
+    }
+}
+
+/// Adds the values of a new record. `token`: that of the attempt, or 0.
 pub(crate) fn push_values<DB: RecordDialect>(
     query: &mut QueryBuilder<DB>,
     claim: &ClaimRequest,
@@ -86,7 +93,7 @@ pub(crate) fn push_values<DB: RecordDialect>(
     }
     DB::push_bytes(query, &claim.fingerprint);
     query.push(", '").push(state.as_str()).push("', ");
-    DB::push_integer(query, token);
+    push_token(query, state, token);
     let attempts = i64::from(state == State::Started);
     query.push(", ").push(attempts).push(", ").push(i64::from(claim.permanent)).push(", ");
     request::push(query, claim, state);
@@ -115,7 +122,8 @@ pub(crate) fn push_replace_expired<DB: RecordDialect>(query: &mut QueryBuilder<D
         .push(DB::NOW);
 }
 
-/// Adds the statement that uses an issued token. The caller may add conditions of its database.
+/// Adds the statement that uses an issued token. `token`: that of the attempt, or 0. The caller may
+/// add conditions of its database.
 pub(crate) fn push_use_token<DB: RecordDialect>(
     query: &mut QueryBuilder<DB>,
     claim: &ClaimRequest,
@@ -125,7 +133,7 @@ pub(crate) fn push_use_token<DB: RecordDialect>(
     query.push("UPDATE sqlock_idem SET fingerprint = ");
     DB::push_bytes(query, &claim.fingerprint);
     query.push(", token = ");
-    DB::push_integer(query, token);
+    push_token(query, state, token);
     let attempts = i64::from(state == State::Started);
     query.push(", attempts = ").push(attempts).push(", permanent = ").push(i64::from(claim.permanent));
     query.push(", request = ");
@@ -141,12 +149,12 @@ pub(crate) fn push_use_token<DB: RecordDialect>(
 
 const MICROS_PER_SECOND: i64 = 1_000_000;
 
-/// Stores the result of the claim of this transaction, which has this state and token, and the
-/// retention from now on, in microseconds. Returns `false` if this transaction has no open claim.
+/// Stores the result of the claim of this transaction, which is in this state, and the retention
+/// from now on, in microseconds. Returns `false` if this transaction has no open claim.
 pub(crate) async fn complete<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
-    (state, token): (State, i64),
+    state: State,
     result: &[u8],
     keep: i64,
 ) -> Result<bool, sqlx::Error> {
@@ -161,7 +169,8 @@ pub(crate) async fn complete<DB: RecordDialect>(
     DB::push_integer(&mut query, keep);
     query.push(" ELSE expires_at END WHERE id = ");
     DB::push_text(&mut query, id);
-    query.push(" AND state = '").push(state.as_str()).push("' AND token = ").push(token).push(" AND result IS NULL");
+    // An attempt under a lease has not written the record.
+    query.push(" AND state = '").push(state.as_str()).push("' AND attempts = 0 AND result IS NULL");
     Ok(DB::execute(conn, &mut query).await? > 0)
 }
 

@@ -32,13 +32,13 @@ impl RecordDialect for Sqlite {
 
     fn claim<'a>(conn: &'a mut SqliteConnection, claim: &'a ClaimRequest) -> StoreFuture<'a, ClaimOutcome> {
         Box::pin(async move {
-            let (state, token) = claim.open_state();
+            let state = claim.open_state();
             let mut query = QueryBuilder::new("");
             if claim.issued {
-                push_use_token::<Self>(&mut query, claim, state, token);
+                push_use_token::<Self>(&mut query, claim, state, 0);
             } else {
                 query.push("INSERT INTO ").push(INTO).push(" VALUES (");
-                push_values::<Self>(&mut query, claim, state, token);
+                push_values::<Self>(&mut query, claim, state, 0);
                 query.push(")");
                 push_replace_expired::<Self>(&mut query);
             }
