@@ -177,17 +177,21 @@ fn parse(text: &[u8]) -> Result<Json<'_>> {
     Json::parse(text).map_err(|source| Error::Json { what: "the request", source })
 }
 
+/// Checks that a text is a JSON Pointer.
+pub(super) fn check_pointer(text: &str) -> Result<()> {
+    let is_escaped = text.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+    if is_escaped && (text.is_empty() || text.starts_with('/')) {
+        return Ok(());
+    }
+    let reason = "a JSON Pointer is empty or begins with a slash, and `~` is followed by 0 or 1";
+    Err(Error::InvalidKey { what: "JSON Pointer", reason })
+}
+
 /// Returns the part at a JSON Pointer, if it exists.
 fn find<'j, 't>(value: &'j Json<'t>, pointer: &str) -> Result<Option<&'j Json<'t>>> {
-    let Some((before, path)) = pointer.split_once('/') else {
-        return if pointer.is_empty() { Ok(Some(value)) } else { Err(no_pointer()) };
-    };
-    let escaped = path.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
-    if !before.is_empty() || !escaped {
-        return Err(no_pointer());
-    }
+    check_pointer(pointer)?;
     let mut value = Some(value);
-    for token in path.split('/') {
+    for token in pointer.split('/').skip(1) {
         let token = token.replace("~1", "/").replace("~0", "~");
         value = match value {
             Some(Json::Object(members)) => members.get(&token),
@@ -202,10 +206,6 @@ fn find<'j, 't>(value: &'j Json<'t>, pointer: &str) -> Result<Option<&'j Json<'t
 fn parse_index(token: &str) -> Option<usize> {
     let is_index = token == "0" || !token.starts_with(['0', '+']);
     is_index.then(|| token.parse().ok()).flatten()
-}
-
-fn no_pointer() -> Error {
-    Error::InvalidKey { what: "JSON Pointer", reason: "it does not begin with a slash" }
 }
 
 #[cfg(test)]

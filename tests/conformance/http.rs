@@ -971,7 +971,8 @@ async fn fingerprint_of_requests_can_be_chosen() {
     assert!(post(&server, "b", "no json {").await.is_replay());
     post(&server, "b", "no json  {").await.is(422, "key-reused");
 
-    let fields = Server::on(&books.db, |payments| usual(payments).json_fields(["/cents"])).await;
+    let layer = |payments| usual(payments).json_fields(["/cents"]).expect("a pointer");
+    let fields = Server::on(&books.db, layer).await;
     assert_eq!(post(&fields, "c", r#"{"cents": 5, "at": 1}"#).await.status, 201);
     assert!(post(&fields, "c", r#"{"cents": 5, "at": 2}"#).await.is_replay());
     post(&fields, "c", r#"{"cents": 6, "at": 2}"#).await.is(422, "key-reused");
@@ -985,6 +986,16 @@ async fn fingerprint_of_requests_can_be_chosen() {
     assert_eq!(server.post("/one/charge/receipt", "e").await.status, 201);
     assert!(server.post("/one/charge/receipt", "e").await.is_replay());
     server.post("/two/charge/receipt", "e").await.is(422, "key-reused");
+}
+
+#[tokio::test]
+async fn layer_refuses_fields_that_are_no_json_pointers() {
+    let (_books, server) = shop().await;
+    for pointer in ["cents", "cents/", "/a~2b", "/a~"] {
+        let refused = usual(server.payments.clone()).json_fields(["/cents", pointer]);
+        assert!(matches!(refused, Err(Error::InvalidKey { what: "JSON Pointer", .. })), "{pointer}");
+    }
+    assert!(usual(server.payments.clone()).json_fields(["", "/", "/a~0b~1c"]).is_ok());
 }
 
 #[tokio::test]

@@ -27,6 +27,7 @@ pub(super) struct Comparison {
 pub(super) enum BodyRule {
     Bytes,
     Json,
+    /// The parts at these JSON Pointers.
     Fields(Vec<String>),
 }
 

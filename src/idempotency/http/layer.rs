@@ -10,6 +10,7 @@ use axum::http::{HeaderName, Method, StatusCode};
 use axum::response::IntoResponse;
 use tower_layer::Layer;
 
+use super::super::key::check_pointer;
 use super::super::{Attempt, Fingerprint, Idempotency, Resumed};
 use super::answer::Policy;
 use super::comparison::{BodyRule, Comparison};
@@ -220,9 +221,15 @@ impl IdempotencyLayer {
 
     /// Compares only these parts of JSON bodies, each given as a JSON Pointer: see
     /// [`Fingerprint::and_json_fields`]. A body that is not JSON counts by its bytes.
-    pub fn json_fields<P: Into<String>>(mut self, pointers: impl IntoIterator<Item = P>) -> Self {
-        self.0.comparison.body = BodyRule::Fields(pointers.into_iter().map(Into::into).collect());
-        self
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey): a text that is not a JSON Pointer.
+    pub fn json_fields<P: Into<String>>(mut self, pointers: impl IntoIterator<Item = P>) -> crate::error::Result<Self> {
+        let pointers: Vec<String> = pointers.into_iter().map(Into::into).collect();
+        pointers.iter().try_for_each(|pointer| check_pointer(pointer))?;
+        self.0.comparison.body = BodyRule::Fields(pointers);
+        Ok(self)
     }
 
     /// Compares the host of requests as well. By default, requests to different host names of the
