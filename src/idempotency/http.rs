@@ -143,7 +143,8 @@
 //! 500: there is no layer around the handler, or the transaction is not one of the database that
 //! has the records, or what is stored cannot be [opened](crate::idempotency::Idempotency::seal). Or
 //! the handler has ignored the key, and succeeded, where one is
-//! [required](IdempotencyLayer::required): a repeated request would take effect again.
+//! [required](IdempotencyLayer::required): a repeated request would take effect again. Or the
+//! handler went on after a deadlock had rolled its transaction back, so nothing took effect.
 //!
 //! # Rules met
 //!

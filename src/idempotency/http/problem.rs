@@ -65,7 +65,8 @@ impl Problem {
             Error::Sealed { .. } => Self::NotSetUp("what is stored cannot be sealed or opened"),
             Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is not one"),
             Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
-            Error::Row { .. } | Error::NotClaimed => Self::NotSetUp("the transaction is not one of this database"),
+            Error::Row { .. } => Self::NotSetUp("the transaction is not one of this database"),
+            Error::NotClaimed => Self::NotSetUp("the handler went on after a deadlock had rolled its transaction back"),
             _ => Self::StoreUnavailable,
         };
         match problem {
@@ -236,6 +237,12 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_claim_is_blamed_on_the_handler() {
+        let problem = Problem::of_error(&Error::NotClaimed);
+        assert!(matches!(problem, Problem::NotSetUp(detail) if detail.contains("the handler")), "{problem:?}");
+    }
 
     #[test]
     fn every_type_is_documented_with_its_status() {
