@@ -174,9 +174,9 @@ impl Idempotency {
         let key = self.find_key(key).await?;
         let command = RecordCommand::Forget { id: key.id.clone(), token: token.get() };
         let answer = self.client.run_with_answer(command).await;
-        // A request that is repeated after a lost reply finds no record, or a token that is valid
-        // again.
-        let is_forgotten = answer.may_linger && {
+        // A request that is repeated, after a lost reply or because one of its later statements
+        // failed, finds no record, or a token that is valid again.
+        let is_forgotten = (answer.may_linger || answer.is_repeated) && {
             let found = self.send(RecordCommand::Read(key)).await?.records;
             found.iter().all(|record| record.state == State::Issued)
         };
