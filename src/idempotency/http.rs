@@ -77,13 +77,15 @@
 //!
 //! A response with a status of 200 to 399 is stored if and only if the effect is committed (other
 //! statuses as [selected](IdempotencyLayer::store_if)): the status, the body, and these headers, in
-//! their order and with repetitions: `Content-Disposition`, `Content-Encoding`, `Content-Language`,
-//! `Content-Location`, `Content-Type`, `ETag`, `Last-Modified`, `Link`, `Location`, `Retry-After`,
-//! `Vary`, and those [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The
-//! first response has all headers of the handler. A body is read to its end before it is sent, up
-//! to the [limit](IdempotencyLayer::response_limit), in the transaction or under the lease of its
-//! request. The body of another response, such as a refusal, is sent after the key is free, so it
-//! must have no effect.
+//! their order and with repetitions: `Allow`, `Content-Disposition`, `Content-Encoding`,
+//! `Content-Language`, `Content-Location`, `Content-Range`, `Content-Type`, `ETag`,
+//! `Last-Modified`, `Link`, `Location`, `Retry-After`, `Vary`, `WWW-Authenticate`, and those
+//! [added](IdempotencyLayer::keep_header). `Set-Cookie` is never stored. The first response has all
+//! headers of the handler. A body is read to its end before it is sent, up to the
+//! [limit](IdempotencyLayer::response_limit), in the transaction or under the lease of its request.
+//! The body of another response, such as a refusal, is sent after the key is free, so it must have
+//! no effect. Trailers, of requests with a key and of stored responses, are dropped: do not put the
+//! layer around gRPC.
 //!
 //! # Problems
 //!

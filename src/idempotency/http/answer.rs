@@ -226,3 +226,19 @@ impl<'de> Deserialize<'de> for Content {
         }))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stored_header_is_documented() {
+        let (_, list) = include_str!("../http.rs").split_once("and these headers, in").expect("the list");
+        let (list, _) = list.split_once("and those").expect("its end");
+        // Every second part is between two backticks.
+        let documented: Vec<_> = list.split('`').skip(1).step_by(2).map(str::to_lowercase).collect();
+        let stored: Vec<_> = STORED_HEADERS.iter().map(HeaderName::to_string).collect();
+        assert_eq!(documented, stored);
+    }
+}
