@@ -138,11 +138,11 @@ impl Idempotency {
     /// Reads the record on another connection before the claim. Returns `None` when the key can be
     /// claimed.
     pub(super) async fn peek(&self, claim: &ClaimRequest) -> Result<Option<Outcome<Infallible, Stored>>> {
-        let mut found = self.send(RecordCommand::ReadUncommitted(claim.key.clone())).await?;
+        let mut found = self.send(RecordCommand::Peek(claim.key.clone())).await?;
         let start = Instant::now();
         while found.is_locked && found.fingerprint.is_none() && start.elapsed() < SHORT_LOCK {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            found = self.send(RecordCommand::ReadUncommitted(claim.key.clone())).await?;
+            found = self.send(RecordCommand::Peek(claim.key.clone())).await?;
         }
         if found.is_locked {
             let same = found.fingerprint.is_none_or(|fingerprint| fingerprint == claim.fingerprint);

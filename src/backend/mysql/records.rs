@@ -74,7 +74,7 @@ pub(super) async fn execute_command(
     command: &RecordCommand,
 ) -> Result<RecordResponse, sqlx::Error> {
     let key = match command {
-        RecordCommand::ReadUncommitted(key) => key,
+        RecordCommand::Peek(key) => key,
         // A transaction keeps the rows that were not locked until they are deleted, and resolves a
         // record together with its resolution.
         RecordCommand::DeleteExpired(_) | RecordCommand::Purge { .. } | RecordCommand::Resolve(_) => {

@@ -16,8 +16,9 @@ use crate::backend::micros;
 pub(crate) enum RecordCommand {
     /// Reads a record.
     Read(FullKey),
-    /// Reads a record even if its transaction is not committed.
-    ReadUncommitted(FullKey),
+    /// Reads the committed record; on MySQL and MariaDB also whether an open transaction has locked
+    /// it, and that claim's fingerprint.
+    Peek(FullKey),
     /// Makes the attempt under a lease with this token the latest one of a record. `resume`: even
     /// if the outcome of the record is unknown.
     Start { claim: ClaimRequest, token: i64, resume: bool },
@@ -55,7 +56,7 @@ impl RecordCommand {
     /// Returns the operation for error messages.
     pub(crate) fn attempted(&self) -> &'static str {
         match self {
-            Self::Read(_) | Self::ReadUncommitted(_) | Self::ReadRequest { .. } => "look a request up",
+            Self::Read(_) | Self::Peek(_) | Self::ReadRequest { .. } => "look a request up",
             Self::Start { .. } => "record an attempt",
             Self::End { .. } | Self::Forget { .. } => "record how an attempt ended",
             Self::StoreStep { .. } => "record a step",
@@ -92,7 +93,7 @@ pub(crate) async fn execute_command<DB: RecordDialect>(
     command: &RecordCommand,
 ) -> Result<RecordResponse, sqlx::Error> {
     match command {
-        RecordCommand::Read(key) | RecordCommand::ReadUncommitted(key) => {
+        RecordCommand::Read(key) | RecordCommand::Peek(key) => {
             let records = record::read::<DB>(conn, &key.id, "").await?.into_iter().collect();
             Ok(RecordResponse { records, ..RecordResponse::default() })
         }
