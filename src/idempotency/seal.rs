@@ -67,9 +67,11 @@ impl Idempotency {
     /// another key. `open` reverses `seal`. To support a change of the encryption key, let `seal`
     /// write the identity of the key. The limits count before `seal`.
     ///
-    /// When a function fails, the call returns [`Error::Sealed`], and the handler is not run again:
-    /// the key replays its result as soon as it can be opened. Content stored without `seal`,
-    /// earlier or by `sqlock idem resolve`, is replayed unchanged.
+    /// When a function fails, the call returns [`Error::Sealed`]. When `open` fails, the handler is
+    /// not run again: the key replays its result as soon as it can be opened. When `seal` fails, a
+    /// transaction is rolled back and the key stays free; under a lease, a result that cannot be
+    /// sealed leaves the outcome unknown, and a request that cannot be sealed claims nothing.
+    /// Content stored without `seal`, earlier or by `sqlock idem resolve`, is replayed unchanged.
     ///
     /// ```
     /// # fn encrypt(_: &[u8], bytes: &[u8]) -> Result<Vec<u8>, std::io::Error> { Ok(bytes.to_vec()) }
