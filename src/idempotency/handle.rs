@@ -158,8 +158,8 @@ impl Idempotency {
     }
 
     /// Sets how long a result is replayed: 24 hours by default; 1 millisecond to 100 years. The
-    /// retention counts from the storing of the result, just before the commit. (It counts from the
-    /// claim if not more than a second, and a hundredth of the retention, has passed since.)
+    /// retention counts from the storing of the result, just before the commit. (Work that ends
+    /// within one second, and within 1 % of the retention, counts from its claim.)
     pub fn retention(mut self, time: Duration) -> Self {
         self.retention = time;
         self

@@ -14,12 +14,12 @@ use crate::lease::handle::Lease;
 impl Idempotency {
     /// Claims a key under a lease, for an effect elsewhere.
     ///
-    /// The lease is renewed until the attempt has ended. `New` is an [`Attempt`]: the first for
-    /// this key, or the continuation of an earlier attempt whose process died (see
-    /// [`number`](Attempt::number)), however long ago. The provider recognizes the repeated call
-    /// only while it [keeps its keys](Attempt::provider_key). Requests with the key of an attempt
-    /// with an [unknown](Attempt::unknown) outcome receive [`Outcome::Unknown`];
-    /// [`resume`](Self::resume) continues the attempt.
+    /// The lease is renewed until the attempt has ended. `New` means that this caller must do the
+    /// work: as the first attempt, or ([`number()`](Attempt::number) > 1) continuing one whose
+    /// process died, however long ago. The provider recognizes the repeated call only while it
+    /// [keeps its keys](Attempt::provider_key). Requests with the key of an attempt with an
+    /// [unknown](Attempt::unknown) outcome receive [`Outcome::Unknown`]; [`resume`](Self::resume)
+    /// continues the attempt.
     ///
     /// # Errors
     ///

@@ -49,7 +49,7 @@ impl ResumePolicy {
     /// Sets the minimum age of a resumed request, counted from its first attempt by the database's
     /// clock. By default, requests of any age are resumed. Set it above the time that a
     /// handler takes: otherwise each call tries the attempts in progress, too, and counts them as
-    /// [at work](Resumed::at_work), and as `held` in the metrics.
+    /// [at work](Resumed::at_work), and as `sqlock_acquire_total{outcome="held"}`.
     pub fn min_age(mut self, age: Duration) -> Self {
         self.min_age = age;
         self

@@ -84,11 +84,12 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///   rolled back as well. (Put a statement whose error is expected, such as a constraint violation,
 ///   into a savepoint: `tx.begin()`.)
 /// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
-///   the run then ends with the same error, unless the closure returns an error that is no conflict
-///   (while the transaction runs, `autocommit` is off in its session there). On SQLite, where also a
-///   full disk and `INSERT OR ROLLBACK` end a transaction, it does too if the closure goes on after
-///   the end, because later statements commit by themselves. PostgreSQL does not report such an
-///   end: the part that was committed inside has taken effect.
+///   the run then ends with [`Error::CommitUnknown`], unless the closure returns an error that is
+///   no conflict. (While the transaction runs, `autocommit` is off in its session there.) On
+///   SQLite, a full disk and `INSERT OR ROLLBACK` end a transaction as well; if the closure goes on
+///   after that, the run ends with [`Error::CommitUnknown`], because later statements commit by
+///   themselves. PostgreSQL does not report such an end: the part that was committed inside has
+///   taken effect.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
@@ -217,8 +218,8 @@ impl Retry {
                     pooled.is_clean = true;
                     Err(AttemptEnd::EndedByWork(source))
                 }
-                // The server answered, so the transaction has ended. On MySQL the session's
-                // settings are not restored yet.
+                // The server answered, so the transaction has ended. (SQLite may leave it open; the
+                // drop then resets it.) On MySQL the session's settings are not restored yet.
                 Err(error) => {
                     pooled.is_clean = DB::KIND != Kind::MySql;
                     Err(AttemptEnd::from_error(error))
