@@ -130,6 +130,31 @@ async fn killed_watchdog_is_replaced_and_command_stays_protected() {
     holder.end().await.expect(79);
 }
 
+/// The command has run, although sqlock fails.
+#[tokio::test]
+async fn irreplaceable_watchdog_ends_command_and_keeps_hold_time() {
+    let fixture = CommandFixture::new().await;
+    let script = "echo up >&3; exec sleep 1000";
+    let holder = fixture.start(&["--hold-at-least", "10m", "a"], script).up().await;
+    let sqlock = holder.pid();
+    let kill_watchdogs = async {
+        let mut killed = None;
+        loop {
+            let is_next = |child: &Pid| name(*child) == "lease-watchdog" && Some(*child) != killed;
+            let next = poll_for("a watchdog", || children(sqlock).into_iter().find(is_next)).await;
+            // It may have ended together with sqlock.
+            let _ = kill(next, Signal::SIGKILL);
+            killed = Some(next);
+        }
+    };
+    let ended = tokio::select! {
+        () = kill_watchdogs => unreachable!("it has no end"),
+        ended = holder.end() => ended.expect(71),
+    };
+    assert!(ended.stderr.contains("the watchdog has died"), "{}", ended.stderr);
+    assert!(!fixture.is_free("a").await);
+}
+
 #[tokio::test]
 async fn sqlock_kills_command_while_watchdog_is_stopped() {
     let mut fixture = CommandFixture::wired().await;

@@ -26,7 +26,7 @@ use crate::signals::Signals;
 use crate::stderr;
 use arguments::Arguments;
 use reaper::Reaper;
-use supervise::{Completion, free_unused, supervise};
+use supervise::{Completion, supervise};
 
 pub async fn run(global: &Global, args: Arguments) -> Outcome {
     if args.quorum {
@@ -61,10 +61,8 @@ async fn hold_lease(
 ) -> Result<Completion, Failure> {
     match relocation::acquire(global, db, &args.lease, args.options(), signals, outages).await? {
         Some(lease) => {
-            let token = lease.token();
-            let completion = supervise(args, HeldLease::Single(Box::new(lease)), signals, reaper).await;
-            free_unused(args, &completion, signals, db.locks.evict(&args.lease.name, token)).await;
-            completion
+            let evict = db.locks.evict(&args.lease.name, lease.token());
+            supervise(args, HeldLease::Single(Box::new(lease)), evict, signals, reaper).await
         }
         None => Ok(Completion::not_obtained(args)),
     }

@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::reaper::Reaper;
-use super::supervise::{Completion, free_unused, supervise};
+use super::supervise::{Completion, supervise};
 use crate::exit::{Failure, Outcome};
 use crate::global::Global;
 use crate::lease::HeldLease;
@@ -19,10 +19,8 @@ pub async fn run(global: &Global, args: &Arguments) -> Outcome {
     };
     let outcome = match outcome {
         Ok(Some(lease)) => {
-            let token = lease.token();
-            let completion = supervise(args, HeldLease::Quorum(lease), &mut signals, &mut reaper).await;
-            let evict = majority.quorum.evict(&args.lease.name, token);
-            free_unused(args, &completion, &mut signals, evict).await;
+            let evict = majority.quorum.evict(&args.lease.name, lease.token());
+            let completion = supervise(args, HeldLease::Quorum(lease), evict, &mut signals, &mut reaper).await;
             completion.and_then(Completion::outcome)
         }
         Ok(None) => Ok(args.exit_code_on_conflict()),

@@ -19,14 +19,18 @@ use crate::signals::{self, Signals, Suspension};
 use crate::stderr::{self, quote};
 use nix::sys::signal::Signal;
 
-/// Runs the command under the lease and releases the lease.
-pub async fn supervise(
+/// Runs the command under the lease and releases the lease. Frees the name by `evict` if the
+/// command could not be started.
+pub async fn supervise<T>(
     args: &Arguments,
     lease: HeldLease,
+    evict: impl Future<Output = sqlock::Result<T>>,
     signals: &mut Signals,
     reaper: &mut Reaper,
 ) -> Result<Completion, Failure> {
-    let mut ended = match start(args, &lease, signals, reaper) {
+    let started = start(args, &lease, signals, reaper);
+    let is_unused = matches!(&started, Err(failure) if failure.code != exit::LOST);
+    let mut ended = match started {
         Ok(supervisor) => supervisor.run_to_end(&lease, signals).await,
         Err(failure) if failure.code == exit::LOST => Ok(Completion::stopped(failure.message)),
         Err(failure) => Err(failure),
@@ -45,6 +49,9 @@ pub async fn supervise(
             Ok(())
         }
     };
+    if is_unused {
+        free_unused(args, signals, evict).await;
+    }
     match (ended, released) {
         (Ok(completion @ Completion { stopped: None, .. }), Err(error)) if error.is_lost() => {
             if !was_held || matches!(error, Error::Lost { cause: LossCause::Superseded, .. }) {
@@ -63,16 +70,9 @@ pub async fn supervise(
     }
 }
 
-/// Frees the name by `evict` if the command never started: --hold-at-least keeps it for a command
-/// that has run.
-pub async fn free_unused<T>(
-    args: &Arguments,
-    completion: &Result<Completion, Failure>,
-    signals: &mut Signals,
-    evict: impl Future<Output = sqlock::Result<T>>,
-) {
-    let never_started = matches!(completion, Err(failure) if failure.code != exit::LOST);
-    if let (true, Some(at_least)) = (never_started, args.hold_at_least)
+/// Frees the name by `evict` after a release: --hold-at-least keeps it for a command that has run.
+async fn free_unused<T>(args: &Arguments, signals: &mut Signals, evict: impl Future<Output = sqlock::Result<T>>) {
+    if let Some(at_least) = args.hold_at_least
         && let Ok(Err(error)) = signals.unless_terminated(evict).await
     {
         let (name, hold_time) = (quote(&args.lease.name), duration::format_exact(at_least));
