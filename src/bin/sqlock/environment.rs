@@ -15,6 +15,12 @@ pub fn enclosing_owners() -> Vec<Owner> {
     outer.iter().flat_map(|owners| owners.split(',')).filter_map(|owner| owner.parse().ok()).collect()
 }
 
+/// Returns whether one of the runs that enclose this process has this owner. A lease that enters
+/// the lease of that run has the same token.
+pub fn is_enclosing(owner: Owner) -> bool {
+    enclosing_owners().contains(&owner)
+}
+
 /// Returns whether a lease belongs to one of the runs that enclose this process.
 pub fn encloses(enclosing_owners: &[Owner], held: &LeaseInfo) -> bool {
     held.owner.is_some_and(|owner| enclosing_owners.contains(&owner))

@@ -281,6 +281,15 @@ async fn self_deadlock_is_refused_with_64() {
     }
 }
 
+/// Both leases have one token.
+#[tokio::test]
+async fn unstartable_nested_command_keeps_the_outer_lease() {
+    let db = empty().await;
+    let script = "\"$0\" run --hold-at-least 10m job -- /nonexistent/command; [ $? = 127 ] && echo in";
+    let ended = run(&db, &["run", "job", "--", "sh", "-c", script, program()]).await.expect(0);
+    assert_eq!(ended.stdout, "in\n");
+}
+
 #[tokio::test]
 async fn nested_wait_for_only_permit_is_reported() {
     let db = empty().await;

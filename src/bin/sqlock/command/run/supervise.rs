@@ -12,6 +12,7 @@ use super::schedule::{KillSchedule, KillTerms};
 use super::terminal::Terminal;
 use super::watchdog::{Intervention, Watchdog};
 use crate::duration;
+use crate::environment;
 use crate::exit::{self, Failure, Outcome};
 use crate::lease::HeldLease;
 use crate::process_list;
@@ -20,7 +21,7 @@ use crate::stderr::{self, quote};
 use nix::sys::signal::Signal;
 
 /// Runs the command under the lease and releases the lease. Frees the name by `evict` if the
-/// command could not be started.
+/// command could not be started, unless an enclosing run holds the name.
 pub async fn supervise<T>(
     args: &Arguments,
     lease: HeldLease,
@@ -29,7 +30,9 @@ pub async fn supervise<T>(
     reaper: &mut Reaper,
 ) -> Result<Completion, Failure> {
     let started = start(args, &lease, signals, reaper);
-    let is_unused = matches!(&started, Err(failure) if failure.code != exit::LOST);
+    let never_started = matches!(&started, Err(failure) if failure.code != exit::LOST);
+    // An eviction by the token would end the lease of the enclosing run, too.
+    let can_evict = !environment::is_enclosing(lease.owner());
     let mut ended = match started {
         Ok(supervisor) => supervisor.run_to_end(&lease, signals).await,
         Err(failure) if failure.code == exit::LOST => Ok(Completion::stopped(failure.message)),
@@ -49,7 +52,7 @@ pub async fn supervise<T>(
             Ok(())
         }
     };
-    if is_unused {
+    if never_started && can_evict {
         free_unused(args, signals, evict).await;
     }
     match (ended, released) {
