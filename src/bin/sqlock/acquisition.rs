@@ -193,8 +193,11 @@ impl LeaseArgs {
                 None => Some(request.acquire().await?),
             };
             // A lease from a hand-over is short at first: shorter than the time to stop a command.
-            if let Some(lease) = lease.as_ref().filter(|lease| lease.remaining() < self.ttl / 2) {
-                lease.extend(self.ttl).await?;
+            if let Some(lease) = lease.as_ref().filter(|lease| lease.remaining() < self.ttl / 2)
+                && let Err(error) = lease.extend(self.ttl).await
+            {
+                let _ = free_unused(db, lease).await;
+                return Err(error);
             }
             Ok(lease)
         });
@@ -235,6 +238,16 @@ impl LeaseArgs {
         let name = quote(&self.name);
         Err(Failure::usage(format!("{name}: the enclosing sqlock run {has}; this one would wait for ever to {wanted}")))
     }
+}
+
+/// Ends a lease under which no command has run. Unlike a release or a drop, this frees the name at
+/// once, also with --hold-at-least. A lease that enters the lease of an enclosing run has the same
+/// token, and is left to its drop.
+pub async fn free_unused(db: &Database, lease: &Lease) -> sqlock::Result<()> {
+    if !environment::is_enclosing(lease.owner()) {
+        db.locks.evict(lease.name().as_str(), lease.token()).await?;
+    }
+    Ok(())
 }
 
 /// The wait for a database that cannot be reached.

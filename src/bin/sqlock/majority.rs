@@ -187,8 +187,11 @@ impl Majority {
     async fn check_files(&self, global: &Global, lease: &QuorumLease) -> Result<(), Failure> {
         let name = lease.name().as_str();
         for (node, db) in self.databases.iter().enumerate() {
-            if db.open_next(global, name).await?.is_some() {
-                self.quorum.evict(name, lease.token()).await?;
+            if let Some(next) = db.open_next(global, name).await.transpose() {
+                // Unlike a release, this frees the name at once, also with --hold-at-least.
+                let evicted = self.quorum.evict(name, lease.token()).await;
+                next?;
+                evicted?;
                 let (node, name) = (self.describe(node), quote(name));
                 let message = format!(
                     "{name} not obtained: a lease in {node} does not count, because the application's file has the sqlock \

@@ -4,7 +4,7 @@ use sqlock::Lease;
 use sqlock::lease::LeaseOptions;
 use tokio::time::Instant;
 
-use crate::acquisition::{LeaseArgs, OutageLimit};
+use crate::acquisition::{LeaseArgs, OutageLimit, free_unused};
 use crate::database::Database;
 use crate::exit::{self, Failure};
 use crate::global::Global;
@@ -41,11 +41,12 @@ pub async fn acquire(
 /// Opens the file in which the lease belongs, and ends the lease. `None`: the lease counts.
 async fn open_next(global: &Global, db: &Database, lease: &Lease) -> Result<Option<Database>, Failure> {
     let name = lease.name().as_str();
-    let Some(next) = db.open_next(global, name).await? else {
+    let Some(next) = db.open_next(global, name).await.transpose() else {
         return Ok(None);
     };
-    // Unlike a release, this ends a lease with --hold-at-least at once.
-    db.locks.evict(name, lease.token()).await?;
+    let freed = free_unused(db, lease).await;
+    let next = next?;
+    freed?;
     db.shutdown().await;
     if next.role == FileRole::Final {
         stderr::print_note(&format!("{} has the sqlock tables: acquiring {} there", next.location, quote(name)));

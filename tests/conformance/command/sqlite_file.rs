@@ -169,6 +169,25 @@ async fn waiter_follows_when_the_file_gets_tables() {
     }
 }
 
+/// The application's file cannot be read when the name is granted, so that nothing tells whether
+/// the lease counts.
+#[tokio::test]
+async fn waiter_with_unreadable_file_keeps_no_hold_time() {
+    let db = empty().await;
+    let token = acquire(&db, "job").await;
+    let waiter = start(&db, &["run", "--hold-at-least", "10m", "job", "--", "echo", "it ran"]);
+    until_waiters(&db.of_the_command().locks().await, "job", 1).await;
+    if DATABASE == Database::Sqlite {
+        fs::write(file(&db), "no database, but long enough for a header ".repeat(100)).expect("the directory is ours");
+        run(&db, &["release", "job", "--token", &token]).await.expect(0);
+        assert_eq!(waiter.end().await.expect(78).stdout, "");
+        run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
+    } else {
+        command(&db, &["release", "job", "--token", &token]).await.expect(0);
+        assert_eq!(waiter.end().await.expect(0).stdout, "it ran\n");
+    }
+}
+
 #[tokio::test]
 async fn timeout_counts_from_the_first_wait() {
     let db = empty().await;
