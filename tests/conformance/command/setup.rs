@@ -288,6 +288,14 @@ async fn no_migrate_uses_tables_but_never_creates_them() {
 }
 
 #[tokio::test]
+async fn migrate_with_no_migrate_is_refused() {
+    let db = empty().await;
+    let ended = run(&db, &["--no-migrate", "migrate"]).await.expect(64);
+    assert!(ended.stderr.contains("--no-migrate forbids it"), "{}", ended.stderr);
+    run(&db, &["--no-migrate", "acquire", "job"]).await.expect(78);
+}
+
+#[tokio::test]
 async fn printed_schema_creates_the_tables() {
     let db = empty().await;
     let printed = run(&db, &["schema", "--db", DATABASE.scheme()]).await.expect(0);

@@ -9,6 +9,9 @@ use crate::pool::LeaseFilter;
 use crate::stderr;
 
 pub async fn run(global: &Global) -> Outcome {
+    if global.no_migrate {
+        return Err(Failure::usage("migrate creates the tables, and --no-migrate forbids it: leave out one of them"));
+    }
     let db = Database::open(global, LeaseFilter::All).await?;
     // A migration waits half a minute for a starting server, and then cannot name the cause of the
     // failure. Another operation can name it, and sooner.
