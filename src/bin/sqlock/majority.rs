@@ -154,7 +154,8 @@ impl Majority {
     /// With --timeout, the wait includes outages until the time has run out. Without, it lasts
     /// through outages shorter than the TTL, unless no majority could be reached at first.
     ///
-    /// Fails if the lease does not count on one of the databases, by the role of its file.
+    /// A lease that does not count on one of the databases, by the role of its file, counts as not
+    /// obtained.
     pub async fn acquire(
         &self,
         global: &Global,
@@ -171,8 +172,7 @@ impl Majority {
         };
         let within = match (&acquired, args.timeout) {
             (Ok(Some(lease)), _) => {
-                self.check_files(global, lease).await?;
-                return Ok(acquired?);
+                return Ok(if self.check_files(global, lease).await? { acquired? } else { None });
             }
             (Ok(None), _) => String::new(),
             (Err(error), Some(at_most)) if error.is_timeout() => format!(" within {}", duration::format_exact(at_most)),
@@ -183,8 +183,8 @@ impl Majority {
         Ok(None)
     }
 
-    /// Ends the lease and fails if it does not count on one of the databases.
-    async fn check_files(&self, global: &Global, lease: &QuorumLease) -> Result<(), Failure> {
+    /// Returns whether the lease counts on all databases. Otherwise ends it and prints a note.
+    async fn check_files(&self, global: &Global, lease: &QuorumLease) -> Result<bool, Failure> {
         let name = lease.name().as_str();
         for (node, db) in self.databases.iter().enumerate() {
             if let Some(next) = db.open_next(global, name).await.transpose() {
@@ -193,14 +193,14 @@ impl Majority {
                 next?;
                 evicted?;
                 let (node, name) = (self.describe(node), quote(name));
-                let message = format!(
+                stderr::print_note(&format!(
                     "{name} not obtained: a lease in {node} does not count, because the application's file has the sqlock \
                      tables: start again"
-                );
-                return Err(Failure::new(exit::NOT_OBTAINED, message));
+                ));
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Acquires until the lease is granted or refused, or an outage has lasted for too long.

@@ -231,20 +231,22 @@ async fn candidate_follows_when_the_file_gets_tables() {
 /// Waiters for a majority have no place in a queue that they could keep.
 #[tokio::test]
 async fn waiter_for_majority_ends_when_a_file_gets_tables() {
-    let (db, two) = (fresh_for_the_command().await, LeaseFile::with_tables().await);
-    let both = Fresh::at(format!("{},{}", db.url, two.url));
-    let acquired = command(&both, &["acquire", "--quorum", "job", "--ttl", "10m"]).await.expect(0).stdout;
-    let token = serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string();
-    let mut waiter = start(&both, &["run", "--quorum", "job", "--", "echo", "it ran"]);
-    waiter.says("waiting for").await;
-    migrated(&db).await;
-    command(&both, &["release", "--quorum", "job", "--token", &token]).await.expect(0);
-    if DATABASE == Database::Sqlite {
-        let ended = waiter.end().await.expect(75);
-        assert_eq!(ended.stdout, "");
-        assert!(ended.stderr.contains("start again"), "{}", ended.stderr);
-    } else {
-        assert_eq!(waiter.end().await.expect(0).stdout, "it ran\n");
+    for (options, code) in [(&[][..], 75), (&["-E", "9"], 9), (&["--skip-ok"], 0)] {
+        let (db, two) = (fresh_for_the_command().await, LeaseFile::with_tables().await);
+        let both = Fresh::at(format!("{},{}", db.url, two.url));
+        let acquired = command(&both, &["acquire", "--quorum", "job", "--ttl", "10m"]).await.expect(0).stdout;
+        let token = serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string();
+        let mut waiter = start(&both, &[&["run", "--quorum"], options, &["job", "--", "echo", "it ran"]].concat());
+        waiter.says("waiting for").await;
+        migrated(&db).await;
+        command(&both, &["release", "--quorum", "job", "--token", &token]).await.expect(0);
+        if DATABASE == Database::Sqlite {
+            let ended = waiter.end().await.expect(code);
+            assert_eq!(ended.stdout, "");
+            assert!(ended.stderr.contains("start again"), "{}", ended.stderr);
+        } else {
+            assert_eq!(waiter.end().await.expect(0).stdout, "it ran\n");
+        }
     }
 }
 
