@@ -58,7 +58,12 @@ const ERASE: &str = "\r\x1b[K";
 
 /// Returns whether a live line can be shown.
 pub fn is_terminal() -> bool {
-    std::io::stderr().is_terminal()
+    obeys_escape_codes(&std::io::stderr())
+}
+
+/// Returns whether a stream is a terminal that obeys escape codes.
+pub fn obeys_escape_codes(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Shows a line on the terminal, cut to its width, replacing the last one. A background job shows

@@ -966,6 +966,26 @@ async fn terminal_shows_wait_in_place_and_narrow_table() {
     assert!(terminal.end().await.success());
 }
 
+/// Such a terminal would show the codes as text.
+#[tokio::test]
+async fn dumb_terminal_gets_no_escape_codes() {
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["a"], OBEDIENT).up().await;
+    let environment = [("DATABASE_URL", fixture.db.url.as_str()), ("SQLOCK", program()), ("TERM", "dumb")];
+    // With one of these variables, there are colours whatever TERM says.
+    let unset = "unset CI CLICOLOR CLICOLOR_FORCE";
+    let script = format!("{unset}; \"$SQLOCK\" --sidecar run a -- true; \"$SQLOCK\" --sidecar ls --watch");
+    let terminal = Terminal::start("sh", &["-c", &script], &environment);
+    terminal.screen.shows("waiting for").await;
+    holder.order("go");
+    holder.end().await.expect(0);
+    terminal.screen.shows("\"a\" obtained after").await;
+    terminal.screen.shows("HOLDER").await;
+    terminal.keys(CTRL_C);
+    let shown = terminal.screen.closed().await;
+    assert!(!shown.contains('\u{1b}'), "{shown:?}");
+}
+
 #[tokio::test]
 async fn terminal_modes_are_restored_after_killed_command() {
     let fixture = CommandFixture::new().await;

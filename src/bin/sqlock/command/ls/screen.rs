@@ -37,7 +37,7 @@ type Pending<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
 
 /// Whether keys can be read and a screen can be drawn.
 pub fn is_available() -> bool {
-    io::stdin().is_terminal() && io::stdout().is_terminal()
+    io::stdin().is_terminal() && stderr::obeys_escape_codes(&io::stdout())
 }
 
 /// Shows the screen until a key or a signal ends it.
