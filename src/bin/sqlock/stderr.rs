@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::SigSet;
 
@@ -120,6 +120,9 @@ impl Text {
 /// How long a message delays its sender.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// How long the end of the process waits for messages to be written.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How many messages may wait to be written. Further messages are lost.
 const MAX_PENDING: usize = 64;
 
@@ -158,17 +161,12 @@ fn write(text: Text) {
     }
 }
 
-/// Waits until all messages are written, however long that takes.
+/// Waits until all messages are written, for [`FLUSH_TIMEOUT`] at most: signals no longer end the
+/// process, and stderr may have no reader.
 pub fn flush() {
-    if PENDING.load(Ordering::SeqCst) == 0 {
-        return;
-    }
-    let (written, is_written) = mpsc::sync_channel(1);
-    PENDING.fetch_add(1, Ordering::SeqCst);
-    if let Some(writer) = &*WRITER
-        && writer.send((Text::Raw(String::new()), written)).is_ok()
-    {
-        let _ = is_written.recv();
+    let deadline = Instant::now() + FLUSH_TIMEOUT;
+    while PENDING.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

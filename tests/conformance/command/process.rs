@@ -1,6 +1,9 @@
 //! The command as a process: its environment, its signals, and its death before the end of the
 //! lease; then the same in a terminal.
 
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -233,6 +236,20 @@ async fn full_stderr_costs_no_lease() {
     drop(holder.stderr.take());
     let status = soon("the end of sqlock", holder.wait()).await.expect("it can be waited for");
     assert!(status.success(), "{status}");
+}
+
+/// sqlock has a message to write after its work.
+#[tokio::test]
+async fn full_stderr_does_not_keep_sqlock_alive() {
+    let db = empty().await;
+    let (_reader, mut writer) = UnixStream::pair().expect("a pair of sockets");
+    writer.set_nonblocking(true).expect("the socket is ours");
+    while writer.write(&[b'x'; 1024]).is_ok() {}
+    writer.set_nonblocking(false).expect("the socket is ours");
+    let mut command = sqlock(&db, &["run", "a", "--", "/nonexistent/command"]);
+    command.stderr(OwnedFd::from(writer));
+    let status = soon("the end of sqlock", command.status()).await.expect("sqlock can be started");
+    assert_eq!(status.code(), Some(127));
 }
 
 // ---- signals
