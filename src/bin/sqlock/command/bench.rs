@@ -35,6 +35,10 @@ pub struct Arguments {
     json: bool,
 }
 
+/// How long the database may take to delete the names of the bench. It may be out of reach after an
+/// interruption.
+const DELETION_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// One measurement.
 struct Measurement {
     what: String,
@@ -53,16 +57,24 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let bench =
         Bench { prefix: format!("sqlock-bench/{}/", Owner::random()), time: args.time, locks: db.locks.clone() };
     // Creates the tables if they are missing, and the row that the bare write changes.
-    let lease = signals
-        .unless_terminated(db.with_tables(async || db.locks.lease(bench.name("floor")).acquire().await))
-        .await??;
-    lease.release().await?;
-    let measured =
-        signals.unless_terminated(bench.measure(&db.pool, usize::from(args.tasks))).await.and_then(|done| done);
+    let acquire = db.with_tables(async || db.locks.lease(bench.name("floor")).acquire().await);
+    let measured = match signals.unless_terminated(acquire).await {
+        Ok(lease) => {
+            let lease = lease?;
+            let measure = async {
+                lease.release().await?;
+                bench.measure(&db.pool, usize::from(args.tasks)).await
+            };
+            signals.unless_terminated(measure).await.and_then(|done| done)
+        }
+        // The row may have been written.
+        Err(interrupted) => Err(interrupted),
+    };
     let _ = timeout(Duration::from_secs(5), db.locks.shutdown()).await;
-    let deleted = db.pool.delete_names(&bench.prefix).await;
+    let deleted = timeout(DELETION_TIMEOUT, db.pool.delete_names(&bench.prefix)).await;
     let lines = measured?;
-    deleted.map_err(|error| Failure::configuration(format!("cannot delete the names of the bench: {error}")))?;
+    let failed = |reason: String| Failure::configuration(format!("cannot delete the names of the bench: {reason}"));
+    deleted.map_err(|late| failed(late.to_string()))?.map_err(|error| failed(error.to_string()))?;
     if args.json {
         stdout::print_json_pretty(&Value::from_iter(lines.iter().map(Measurement::json)))?;
     } else {
