@@ -329,7 +329,7 @@ async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant
             };
             if now != reported || (!is_live && last_note.elapsed() >= NOTE_INTERVAL) {
                 let hint =
-                    if reported.is_none() { format_hint(name, &holders, &enclosing_owners) } else { String::new() };
+                    if reported.is_none() { format_hint(db, name, &holders, &enclosing_owners) } else { String::new() };
                 stderr::print_note(&format!("waiting for {}, {ahead}, {held}{hint}", quote(name)));
                 progress.is_reported.set(true);
                 (last_note, reported) = (Instant::now(), now);
@@ -356,16 +356,22 @@ async fn report_holders(db: &Database, name: &str, reached: &Cell<Option<Instant
 const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Describes how to end the wait.
-fn format_hint(name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) -> String {
+fn format_hint(db: &Database, name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) -> String {
     let is_enclosing = |held: &LeaseInfo| environment::encloses(enclosing_owners, held);
+    // The hint does not repeat the URL, which may contain a password.
+    let database = if db.is_named_by_option { " (with the same -D)" } else { "" };
     let advice = match holders {
         _ if holders.iter().any(is_enclosing) => {
             " The enclosing sqlock run is one of the holders: if this one waits for it, it waits for ever.".into()
         }
         [held] if held.owner.is_some() => {
-            format!(" If that holder hangs: sqlock unlock --token {} {}", held.token, quote_for_shell(name))
+            let name = quote_for_shell(name);
+            format!(" If that holder hangs: sqlock unlock --token {} {name}{database}", held.token)
         }
-        [_, _, ..] => format!(" If one of the holders hangs: sqlock show {}, and sqlock unlock", quote_for_shell(name)),
+        [_, _, ..] => {
+            let name = quote_for_shell(name);
+            format!(" If one of the holders hangs: sqlock show {name}, and sqlock unlock{database}")
+        }
         _ => return String::new(),
     };
     format!("\nGive up with Ctrl-C, or bound the wait with --timeout.{advice}")

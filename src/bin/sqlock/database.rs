@@ -26,6 +26,8 @@ pub struct Database {
     pub location: String,
     /// Whether a lease that is granted here counts.
     pub role: FileRole,
+    /// Whether --database-url names the database.
+    pub is_named_by_option: bool,
     url: Url,
     may_migrate: bool,
     /// The file, on SQLite.
@@ -93,7 +95,16 @@ impl Database {
             pool.locks()
         };
         let location = stderr::escape_line(&location);
-        Ok(Self { locks, pool, location, role, url, may_migrate: !global.no_migrate, file })
+        Ok(Self {
+            locks,
+            pool,
+            location,
+            role,
+            is_named_by_option: global.database_url.is_some(),
+            url,
+            may_migrate: !global.no_migrate,
+            file,
+        })
     }
 
     /// Returns whether there are several servers. The pool leads to the first, which may be a

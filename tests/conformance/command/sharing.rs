@@ -201,6 +201,23 @@ async fn waiter_reports_its_position_when_it_changes() {
 }
 
 #[tokio::test]
+async fn hint_names_the_option_of_the_database() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    let mut holders = Vec::new();
+    for part in ["sqlock unlock --token", "sqlock show job, and sqlock unlock"] {
+        holders.push(locks.lease("job").shared().ttl(LONG).acquire().await.expect("acquire"));
+        for (arguments, is_named) in [(&["run"][..], false), (&["-D", &db.url, "run"], true)] {
+            let mut waiter = Running::start(sqlock(&db, &[arguments, &["job", "--", "true"]].concat()));
+            let hint = waiter.says(part).await;
+            assert_eq!(hint.ends_with(" (with the same -D)\n"), is_named, "{hint}");
+            waiter.signal(rustix::process::Signal::INT);
+            waiter.end().await.expect(130);
+        }
+    }
+}
+
+#[tokio::test]
 async fn waiter_reports_the_number_of_holders() {
     let db = empty().await;
     let locks = beside(&db).await;
