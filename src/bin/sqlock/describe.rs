@@ -78,12 +78,13 @@ pub fn majority_grant_to_json(name: &str, token: FencingToken, owner: Option<Own
     })
 }
 
-/// Makes the object of `show --json`: the first holder, the other holders and the waiters.
-pub fn name_to_json(holders: &[LeaseInfo], queue: &[WaiterInfo]) -> Value {
-    let Some((first, others)) = holders.split_first() else {
-        return Value::Null;
+/// Makes the object of `show --json`: the first holder, the other holders and the waiters. A free
+/// name has the note of its last holder.
+pub fn name_to_json(name: &str, holders: &[LeaseInfo], queue: &[WaiterInfo], last_note: Option<&str>) -> Value {
+    let (mut shown, others) = match holders.split_first() {
+        Some((first, others)) => (json!(first), others),
+        None => (json!({ "name": name, "holder": null, "owner": null, "token": null, "note": last_note }), holders),
     };
-    let mut shown = json!(first);
     shown["other_holders"] = json!(others);
     shown["queue"] = json!(queue);
     shown

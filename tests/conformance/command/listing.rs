@@ -155,7 +155,8 @@ async fn show_prints_every_detail_of_a_name() {
     let db = empty().await;
     let locks = beside(&db).await;
     assert_eq!(run(&db, &["show", "job"]).await.expect(0).stdout, "\"job\" is free\n");
-    assert_eq!(parse(&run(&db, &["show", "--json", "job"]).await.expect(0)), Value::Null);
+    let free = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
+    assert_eq!((&free["name"], &free["token"], &free["note"]), (&"job".into(), &Value::Null, &Value::Null));
 
     let lease = locks.lease("job").ttl(LONG).label("deploy 42").acquire().await.expect("acquire");
     lease.set_note("step 2\nof 3").await.expect("note");
@@ -190,6 +191,8 @@ async fn show_prints_every_detail_of_a_name() {
     lease.release().await.expect("ours to the end");
     let ended = run(&db, &["show", "job"]).await.expect(0);
     assert_eq!(ended.stdout, "\"job\" is free\nlast note    step 2\\nof 3\n");
+    let free = parse(&run(&db, &["show", "--json", "job"]).await.expect(0));
+    assert_eq!((&free["token"], &free["note"]), (&Value::Null, &"step 2\nof 3".into()));
 }
 
 #[tokio::test]

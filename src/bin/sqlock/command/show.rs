@@ -17,9 +17,10 @@ use crate::{describe, duration, stdout};
 /// Prints all holders in the order in which they came, and all waiters in the order in which they
 /// are served. Of a free name, prints the note that its last holder has left.
 ///
-/// With --json the object that ls prints for the first holder, or null when the name is free. It
-/// has two more arrays: other_holders, objects for the other holders, and queue, objects of the
-/// waiters with position (1 is next), mode, permits, holder, since and label.
+/// With --json the object that ls prints for the first holder, with two more arrays: other_holders,
+/// objects for the other holders, and queue, objects of the waiters with position (1 is next),
+/// mode, permits, holder, since and label. The object of a free name has only name, note and these
+/// arrays; its holder, owner and token are null.
 #[derive(Args)]
 pub struct Arguments {
     /// The name.
@@ -50,7 +51,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let left = if holders.is_empty() { db.read(async || db.locks.last_note(&args.name).await).await? } else { None };
     let _ = db.locks.shutdown().await;
     if args.json {
-        stdout::print_json_pretty(&describe::name_to_json(&holders, &queue))?;
+        stdout::print_json_pretty(&describe::name_to_json(&args.name, &holders, &queue, left.as_deref()))?;
         return Ok(0);
     }
     let mut blocks: Vec<String> = holders.iter().map(holder).collect();
