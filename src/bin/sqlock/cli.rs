@@ -51,9 +51,10 @@ delay them. --same-file and --sidecar choose.
 
 Exit codes:
   the command's own; 128+N if signal N killed it
+  1                  doctor: a check has failed
   64  usage          69  database unreachable       75  not obtained: -n, or -w ran out
   78  configuration  79  lease lost, or not yours   126, 127  command not executable, not found
-  130, 143           interrupted while waiting
+  128+N              interrupted by signal N (130, 143); 141: stdout was closed
   71, 74             error of the system; stdout cannot be written";
 
 #[derive(clap::Subcommand)]
