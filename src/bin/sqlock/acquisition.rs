@@ -37,7 +37,8 @@ pub enum OutageLimit {
 /// The options that `run` and `acquire` share.
 #[derive(Args)]
 pub struct LeaseArgs {
-    /// The name to hold: 1 to 255 bytes.
+    /// The name to hold: 1 to 255 bytes. acquire takes a name that begins with "-" after "--"; run
+    /// takes no such name.
     pub name: String,
     /// Do not wait: exit with 75 if the lease is not granted at once.
     #[arg(short, long, conflicts_with = "timeout")]
