@@ -16,7 +16,7 @@ pub struct Global {
     #[arg(long, global = true, help_heading = "Global options")]
     pub require_database: bool,
     /// Keep the leases of a SQLite database in FILE-sqlock, whether or not FILE has sqlock's
-    /// tables.
+    /// tables. A FILE named sqlock.db or *-sqlock keeps its leases itself.
     #[arg(long, global = true, conflicts_with = "same_file", help_heading = "Global options")]
     pub sidecar: bool,
     /// Keep the leases of a SQLite database in FILE itself.
