@@ -320,9 +320,14 @@ async fn bill(meter: &Meter) -> Bill {
     meter.beats(1).await;
     let leases = a_thousand(&ours).await;
     meter.beats(1).await;
-    let looks;
-    (looks, bill.beats) = meter.cost(meter.beats(BEATS)).await;
-    bill.beats -= looks * meter.look;
+    // Two heartbeats between two looks are seen as one, and then the cost is measured again.
+    bill.beats = u64::MAX;
+    for _ in 0..ROUNDS {
+        if bill.beats > BEATS + 1 {
+            let (looks, cost) = meter.cost(meter.beats(BEATS)).await;
+            bill.beats = bill.beats.min(cost - looks * meter.look);
+        }
+    }
     assert!(leases.iter().all(Lease::is_held));
     drop((lease, leases));
     bill
