@@ -23,7 +23,7 @@ use super::cancel::{CancelFixture, Point, drop_at, everywhere};
 use super::fence::{add_one, assert_kept_out, books};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, LONG, SOON, fresh, soon, until_waiters};
+use crate::support::{ARRIVALS_APART, Database, Fresh, LONG, SOON, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 /// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
@@ -56,8 +56,7 @@ pub(super) async fn enqueue(request: LeaseRequest, witness: &Locks, before: usiz
 /// the database.
 async fn waits_locally(request: LeaseRequest) -> JoinHandle<Lease> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
-    // More than a statement may take: the store computes the arrival from the waiting time.
-    sleep(Duration::from_millis(1_500)).await;
+    sleep(ARRIVALS_APART).await;
     assert!(!waits.is_finished(), "it had to wait");
     waits
 }

@@ -19,7 +19,7 @@ use crate::support::history::boot_ns;
 use crate::support::proxy::Proxy;
 use crate::support::server::{Kind, PgBouncer, Server};
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, soon};
+use crate::support::{ARRIVALS_APART, Database, Fresh, LONG, SOON, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 /// How long a grant to another process lasts until its client has confirmed it, and an entry
@@ -138,16 +138,14 @@ async fn clients_are_granted_in_arrival_order() {
 /// it.
 #[tokio::test]
 async fn local_and_remote_waiters_share_arrival_order() {
-    // Longer than a statement may take: the order follows from how long a waiter has waited.
-    const APART: Duration = Duration::from_millis(1_500);
     let queue = WaitQueue::new().await;
     let (ours, theirs) = (queue.client().await, queue.client().await);
     let first = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut waiting = Vec::new();
-    for i in 0..6 {
+    for i in 0..4 {
         let client = if i % 2 == 0 { &ours } else { &theirs };
         waiting.push(tokio::spawn(client.lease("a").ttl(LONG).label(format!("w{i}")).acquire()));
-        sleep(APART).await;
+        sleep(ARRIVALS_APART).await;
     }
     assert_eq!(queue.labels().await, ["w1"], "nobody who cannot be next is known there");
     assert_served(first, waiting).await;

@@ -206,6 +206,11 @@ pub fn held(columns: &str, name: &str) -> String {
     )
 }
 
+/// The time between two arrivals in a queue that are certain to keep their order: longer than a
+/// statement takes on a busy machine. The database computes the arrival of a waiter that has waited
+/// without an entry from how long it has waited.
+pub const ARRIVALS_APART: Duration = Duration::from_secs(3);
+
 /// Waits until a name has this number of waiters.
 pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {
     let queued = async {
