@@ -461,6 +461,59 @@ async fn pending_extension_ends_with_the_cause_of_the_loss() {
     assert_eq!(lease.lost().await, LossCause::MaxHold);
 }
 
+// ---- tries while the database is away
+
+/// The limit of a try, and a moment to release what it has acquired.
+const TRIED_WITHIN: Duration = Duration::from_millis(8_500);
+
+#[tokio::test(start_paused = true)]
+async fn tries_end_in_time_without_the_database() {
+    let faults: [(&str, fn(&Memory)); 2] =
+        [("away", Memory::go_away), ("silent", |memory| memory.delay(Duration::from_secs(60)))];
+    for (fault, strike) in faults {
+        for what in ["a lease", "a permit", "two names"] {
+            let memory = Memory::new();
+            let locks = memory.locks();
+            locks.lease("a").acquire().await.expect("acquire").release().await.expect("held to the end");
+            strike(&memory);
+            let start = Instant::now();
+            let tried = match what {
+                "a lease" => locks.lease("a").try_acquire().await.map(drop),
+                "a permit" => locks.semaphore("permits", 2).try_acquire().await.map(drop),
+                _ => locks.lease_all(["a", "b"]).try_acquire().await.map(drop),
+            };
+            let took = start.elapsed();
+            assert!(matches!(tried, Err(Error::Unavailable { .. })), "{what}, {fault}: {tried:?}");
+            assert!(took <= TRIED_WITHIN, "{what}, {fault}: {took:?}");
+        }
+    }
+}
+
+/// Each statement has an answer in time, and all together have none.
+#[tokio::test(start_paused = true)]
+async fn statements_of_a_try_share_one_limit() {
+    for what in ["an expired name", "three names"] {
+        let memory = Memory::new();
+        let (dead, locks) = (memory.locks(), memory.locks());
+        let expired = dead.lease("a").ttl(Duration::from_secs(1)).renew(false).acquire().await.expect("acquire");
+        // No client releases an exported lease.
+        let _exported = expired.export().expect("it is held");
+        sleep(Duration::from_secs(2)).await;
+        memory.delay(Duration::from_secs(3));
+        let start = Instant::now();
+        let tried = match what {
+            "an expired name" => locks.lease("a").try_acquire().await.map(|lease| lease.is_some()),
+            _ => locks.lease_all(["b", "c", "d"]).try_acquire().await.map(|all| all.is_some()),
+        };
+        let took = start.elapsed();
+        assert!(matches!(tried, Err(Error::Unavailable { .. })), "{what}: {tried:?}");
+        assert!(took <= TRIED_WITHIN, "{what}: {took:?}");
+        memory.delay(Duration::ZERO);
+        let all = memory.locks().lease_all(["a", "b", "c", "d"]).acquire().await.expect("the releases go on");
+        all.release().await.expect("held to the end");
+    }
+}
+
 // ---- shutdown while the database is away
 
 /// How long a shutdown may take, in virtual time.
