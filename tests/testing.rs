@@ -9,6 +9,7 @@ use sqlock::health::Heartbeat;
 use sqlock::quorum::Quorum;
 use sqlock::testing::{Memory, null_locks};
 use sqlock::{Error, LossCause};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -511,6 +512,96 @@ async fn statements_of_a_try_share_one_limit() {
         memory.delay(Duration::ZERO);
         let all = memory.locks().lease_all(["a", "b", "c", "d"]).acquire().await.expect("the releases go on");
         all.release().await.expect("held to the end");
+    }
+}
+
+// ---- hand-overs in a queue that changes
+
+/// Joins the queue of `a` again and again, and leaves it each time without a grant.
+async fn join_and_leave(locks: sqlock::Locks, place: u64) {
+    for turn in 0.. {
+        let stay = Duration::from_millis(20 + 13 * ((place + turn) % 11));
+        if turn % 2 == 0 {
+            let left = locks.lease("a").wait(stay).acquire().await;
+            assert!(left.expect_err("it is held").is_timeout());
+        } else {
+            timeout(stay, locks.lease("a").acquire()).await.expect_err("it is held");
+        }
+    }
+}
+
+/// Joins the readers in the queue of `a` again and again, and leaves them when it has waited long.
+async fn read_or_leave(locks: sqlock::Locks, place: u64) {
+    for turn in 0.. {
+        let stay = Duration::from_millis(300 + 13 * ((place + turn) % 11));
+        if let Ok(lease) = locks.lease("a").shared().wait(stay).acquire().await {
+            lease.release().await.expect("held to the end");
+        }
+    }
+}
+
+/// Spawns a request, and waits until it is the first in the queue.
+async fn first_in_queue(request: sqlock::LeaseRequest, witness: &sqlock::Locks) -> Granting {
+    let granting = tokio::spawn(request.label("next").acquire());
+    while witness.waiters("a").await.expect("waiters").first().is_none_or(|first| first.label != "next") {}
+    granting
+}
+
+type Granting = tokio::task::JoinHandle<Result<sqlock::Lease, Error>>;
+
+/// How long each answer takes.
+const ROUND_TRIP: Duration = Duration::from_millis(20);
+
+/// A release, a read of the queue and a transition, after a statement that is in flight.
+const TRANSITION: Duration = Duration::from_millis(20 * 4);
+
+/// The longest time from a grant until the first waiter learns of it: the pause between two polls,
+/// and a poll.
+const LEARNED_WITHIN: Duration = Duration::from_millis(100 + 20);
+
+#[tokio::test(start_paused = true)]
+async fn handover_is_prompt_while_others_join_and_leave() {
+    let memory = Memory::new();
+    let clients = [memory.locks(), memory.locks()];
+    let mut held = clients[1].lease("a").acquire().await.expect("acquire");
+    memory.delay(ROUND_TRIP);
+    let mut others: JoinSet<_> = (0..4).map(|place| join_and_leave(memory.locks(), place)).collect();
+    for turn in 0..20 {
+        let request = clients[turn % 2].lease("a");
+        let request = if turn % 3 == 0 { request.shared() } else { request };
+        let next = first_in_queue(request, &clients[0]).await;
+        // The longer the wait, the rarer are the polls. The release meets any moment between two.
+        sleep(Duration::from_millis(900 + 7 * turn as u64)).await;
+        let released = Instant::now();
+        held.release().await.expect("held to the end");
+        held = next.await.expect("no panic").expect("acquire");
+        let took = released.elapsed();
+        assert!(took <= TRANSITION + LEARNED_WITHIN, "{took:?} in turn {turn}");
+        assert!(others.try_join_next().is_none(), "another waiter was granted the name");
+    }
+}
+
+/// A transition fails if one of its readers leaves, and is repeated at once, or after 50 ms if it
+/// fails again. In this time, a reader leaves only once.
+#[tokio::test(start_paused = true)]
+async fn leaving_readers_delay_a_handover_by_one_transition() {
+    const READERS: u32 = 2;
+    let memory = Memory::new();
+    let (writer, reader) = (memory.locks(), memory.locks());
+    memory.delay(ROUND_TRIP);
+    let mut others: JoinSet<_> = (0..READERS).map(|place| read_or_leave(memory.locks(), place.into())).collect();
+    for turn in 0..40 {
+        let held = writer.lease("a").acquire().await.expect("acquire");
+        let next = first_in_queue(reader.lease("a").shared(), &writer).await;
+        sleep(Duration::from_millis(300 + 7 * turn)).await;
+        let released = Instant::now();
+        held.release().await.expect("held to the end");
+        let next = next.await.expect("no panic").expect("acquire");
+        let took = released.elapsed();
+        let repeated = (TRANSITION + Duration::from_millis(50)) * READERS;
+        assert!(took <= TRANSITION + repeated + LEARNED_WITHIN, "{took:?} in turn {turn}");
+        next.release().await.expect("held to the end");
+        assert!(others.try_join_next().is_none(), "a reader has failed");
     }
 }
 
