@@ -4,6 +4,7 @@
 //! Promises: 7.
 
 mod abandoned;
+mod dead;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
