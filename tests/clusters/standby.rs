@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::server::{Kind, Options, Server};
+use super::wait::LONG;
 use super::{on, soon, unavailable, until, urls};
 
 /// Far longer than a failover takes here.
@@ -255,6 +256,42 @@ async fn acquire_is_unavailable_while_synchronous_standby_is_paused() {
     let lease = soon("the lease", locks.lease("a").ttl(TTL).acquire()).await.expect("the standby is back");
     assert!(lease.token() > first);
     lease.release().await.expect("held");
+}
+
+/// The primary has stored some of the grants, which last longer than the test, and commits them
+/// when the standby is back.
+#[tokio::test]
+async fn unanswered_requests_leave_no_name_held() {
+    const NAMES: [&str; 4] = ["one", "two", "three", "four"];
+    let cluster = Cluster::synchronous().await;
+    let locks = cluster.locks().await;
+    locks.migrate().await.expect("migrate");
+    locks.lease("one").acquire().await.expect("acquired").release().await.expect("held");
+    let admin = pool(&cluster.a).await;
+
+    cluster.b.pause();
+    let single = |name: &str| locks.lease(name).ttl(LONG).wait(Duration::from_secs(10)).acquire();
+    let several = locks.lease_all([NAMES[2], NAMES[3]]).ttl(LONG).try_acquire();
+    let all = async { tokio::join!(single(NAMES[0]), single(NAMES[1]), several) };
+    let (one, two, several) = soon("the answers", all).await;
+    assert!(one.is_err() && two.is_err(), "granted without the standby: {one:?}, {two:?}");
+    // No name was seen held.
+    unavailable(several);
+    cluster.b.resume();
+    let commits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    until("the late commits", async || number(&admin, commits).await == 0).await;
+
+    let others = cluster.locks().await;
+    until("the end of the late grants", async || {
+        let mut held = 0;
+        for name in NAMES {
+            held += usize::from(others.inspect(name).await.expect("the standby is back").is_some());
+        }
+        held == 0
+    })
+    .await;
+    let all = others.lease_all(NAMES).try_acquire().await.expect("the standby is back").expect("all are free");
+    all.release().await.expect("held");
 }
 
 /// The primary has stored the grant and would return it on a retry; a failover would lose it.
