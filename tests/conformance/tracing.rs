@@ -6,7 +6,7 @@ use sqlock::events::Event;
 use tracing::Level;
 
 use crate::support::log::Log;
-use crate::support::{LONG, fresh, soon};
+use crate::support::{LONG, fresh, soon, until};
 
 #[tokio::test]
 async fn orderly_life_and_shutdown_leave_a_quiet_log() {
@@ -56,6 +56,50 @@ async fn loss_warns_unless_the_application_ordered_it() {
     })
     .await;
     assert_eq!(log.messages(Level::WARN), ["lost a lease"]);
+}
+
+/// Waits until a line is in the log, and returns whether it is a warning.
+async fn is_warning(log: &Log, line: &str) -> bool {
+    let has = |level| log.messages(level).iter().any(|message| message == line);
+    until(line, async || has(Level::TRACE)).await;
+    assert!(has(Level::INFO), "{line}");
+    has(Level::WARN)
+}
+
+#[tokio::test]
+async fn late_and_failed_heartbeats_warn() {
+    let db = fresh().await;
+    let (log, _guard) = Log::capture();
+    let locks = db.locks().await;
+    let _lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    until("the first heartbeat", async || locks.health().last_heartbeat.is_some()).await;
+    let pool = db.pool_of(1).await;
+    let mut stranger = pool.begin().await.expect("begin");
+    // Locks the row of the client, or the whole file.
+    sqlx::query("UPDATE sqlock_client SET notice = notice").execute(&mut *stranger).await.expect("update");
+    assert!(is_warning(&log, "a heartbeat is late").await);
+    stranger.rollback().await.expect("rollback");
+    assert!(!is_warning(&log, "heartbeats are answered again").await);
+
+    sqlx::query("ALTER TABLE sqlock_client RENAME TO away").execute(&pool).await.expect("rename");
+    assert!(is_warning(&log, "a heartbeat failed; leases are lost if none succeeds").await);
+    sqlx::query("ALTER TABLE away RENAME TO sqlock_client").execute(&pool).await.expect("rename");
+}
+
+#[tokio::test]
+async fn takeover_and_sweep_are_no_warnings() {
+    let db = fresh().await;
+    let (log, _guard) = Log::capture();
+    let (dead, locks) = (db.locks().await, db.locks().await);
+    let abandoned = dead.lease("a").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
+    // No client renews an exported lease, or releases it.
+    let _exported = abandoned.export().expect("export");
+    let lease = soon("the grant", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
+    assert!(!is_warning(&log, "took a name over from a dead holder").await);
+
+    lease.release().await.expect("held to the end");
+    let _sweeping = locks.sweeper().retention(Duration::ZERO).every(Duration::from_millis(10)).start();
+    assert!(!is_warning(&log, "swept").await);
 }
 
 #[tokio::test]
