@@ -174,3 +174,52 @@ pub(super) async fn sweep(conn: &mut Connection<'_>, range: &SweepRange) -> Resu
     conn.rows(within(SWEEP_ROWS).bind(micros(range.retention.max(ROW_RETENTION)))).await?;
     Ok(Swept { purged, last: Some(last) })
 }
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+
+    use super::*;
+
+    /// Tables that end with their connection, and the settings of a connection that has executed
+    /// its statements often.
+    const SESSION: &str = concat!(
+        "SET search_path = pg_temp; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;",
+        include_str!("../../../migrations/postgres/0001_lease.sql"),
+        include_str!("../../../migrations/postgres/0002_row.sql"),
+    );
+
+    /// Returns the generic plan of a statement, line by line.
+    async fn plan(conn: &mut PgConnection, sql: &str, arguments: &str) -> Vec<String> {
+        let prepare = format!("DEALLOCATE ALL; PREPARE planned AS {sql}");
+        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *conn).await.expect("a statement");
+        let explain = format!("EXPLAIN EXECUTE planned ({arguments})");
+        let lines = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(conn).await.expect("a plan");
+        lines.iter().map(|line| line.try_get(0).expect("a text")).collect()
+    }
+
+    #[tokio::test]
+    async fn generic_plans_read_ranges_of_names() {
+        let url = std::env::var("SQLOCK_TEST_POSTGRES_URL").expect("the tests run by scripts/test");
+        let mut conn = PgConnection::connect(&url).await.expect("a connection");
+        sqlx::raw_sql(SESSION).execute(&mut conn).await.expect("the tables");
+        for (sql, arguments, bounds, ranges) in [
+            (LIST_RANGE, "'a/', 'a0'", ["name >= $1", "name < $2"], 2),
+            (SWEEP_ENTRIES, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
+            (SWEEP, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
+            (SWEEP_ROWS, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
+        ] {
+            let steps = plan(&mut conn, sql, arguments).await;
+            let is_range =
+                |step: &&String| step.contains("Index Cond: ") && bounds.iter().all(|bound| step.contains(bound));
+            assert_eq!(steps.iter().filter(is_range).count(), ranges, "{steps:#?}");
+        }
+        // The sweeper reads the names in order, up to its limit.
+        let steps = plan(&mut conn, RANGE, "'a/', 500").await;
+        for index in ["using sqlock_lease_pkey", "using sqlock_row_pkey"] {
+            assert!(steps.iter().any(|step| step.contains(index)), "{steps:#?}");
+        }
+        assert_eq!(steps.iter().filter(|step| step.contains("Index Cond: (name > $1)")).count(), 2, "{steps:#?}");
+    }
+}
