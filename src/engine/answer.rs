@@ -19,14 +19,8 @@ use crate::token::FencingToken;
 
 impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
-        // Other clients whose heartbeats were as late get them through in the time that this client
-        // needs for another beat. An error about one name says nothing about them.
-        let is_beat = self.heartbeat.is_beat(request);
-        let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());
-        if answer.may_linger || has_failed || now.since(answer.sent_at) >= LONG_SILENCE {
-            self.steady_at = now + BEAT;
-        }
-        if is_beat {
+        self.note_steadiness(now, request, &answer);
+        if self.heartbeat.is_beat(request) {
             return self.beaten(now, answer);
         }
         let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
@@ -43,13 +37,7 @@ impl Engine {
             self.mark_lingering(now, &name, &body);
         }
         if may_linger || is_repeated {
-            self.heartbeat.repeated();
-            let ended = match &step {
-                Step::Release(id) | Step::Transition { given_up: Some(id) } => Some(*id),
-                _ => None,
-            };
-            let holding = ended.and_then(|id| self.names.get_mut(&name)?.holding(id));
-            holding.into_iter().for_each(|holding| holding.may_have_ended = true);
+            self.note_repetition(&name, &step);
         }
         let granting = |token, ttl| Granting { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
         match (result, step, body) {
@@ -93,6 +81,28 @@ impl Engine {
             (Ok(_), ..) => {}
         }
         self.advance(now, &name);
+    }
+
+    /// Notes a late or failed answer. Other clients may have missed heartbeats for the same reason:
+    /// they get the time of one heartbeat before their entries count as dead. An error about one
+    /// name does not concern them.
+    fn note_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
+        let is_beat = self.heartbeat.is_beat(request);
+        let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());
+        if answer.may_linger || has_failed || now.since(answer.sent_at) >= LONG_SILENCE {
+            self.steady_at = now + BEAT;
+        }
+    }
+
+    /// Notes that a request was sent more than once: the first one may have ended its holding.
+    fn note_repetition(&mut self, name: &LockName, step: &Step) {
+        self.heartbeat.repeated();
+        let ended = match step {
+            Step::Release(id) | Step::Transition { given_up: Some(id) } => Some(*id),
+            _ => None,
+        };
+        let holding = ended.and_then(|id| self.names.get_mut(name)?.holding(id));
+        holding.into_iter().for_each(|holding| holding.may_have_ended = true);
     }
 
     fn joined(
@@ -305,22 +315,7 @@ impl Engine {
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
-            (Step::Withdraw(id), _) => {
-                self.refuse_timed_out(now, name, Some(id));
-                let Some(state) = self.names.get_mut(name) else {
-                    return;
-                };
-                if closes {
-                    // The remaining acquisitions end with their expiry.
-                    state.withdrawals.clear();
-                }
-                if let Some(withdrawal) = state.withdrawals.iter_mut().find(|withdrawal| withdrawal.id == id) {
-                    withdrawal.put_off(now, Duration::from_secs(1));
-                }
-                if is_on(Mutation::WithdrawOnce) {
-                    state.withdrawals.retain(|withdrawal| withdrawal.id != id);
-                }
-            }
+            (Step::Withdraw(id), _) => self.withdrawal_failed(now, name, id),
             (Step::Release(id), Request::Release(release)) => {
                 if let Some(next) = release.next.as_ref().map(|claim| claim.id) {
                     // The waiter may have been granted the name.
@@ -354,6 +349,24 @@ impl Engine {
         }
         for waiter in refused {
             self.leave(now, waiter, Some(Refusal::Failed(failure.clone())));
+        }
+    }
+
+    fn withdrawal_failed(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+        self.refuse_timed_out(now, name, Some(id));
+        let closes = self.is_closing();
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        if closes {
+            // The remaining acquisitions end with their expiry.
+            state.withdrawals.clear();
+        }
+        if let Some(withdrawal) = state.withdrawals.iter_mut().find(|withdrawal| withdrawal.id == id) {
+            withdrawal.put_off(now, Duration::from_secs(1));
+        }
+        if is_on(Mutation::WithdrawOnce) {
+            state.withdrawals.retain(|withdrawal| withdrawal.id != id);
         }
     }
 }

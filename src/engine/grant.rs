@@ -260,18 +260,11 @@ impl Engine {
         if !is_on(Mutation::ForgetAskedGrant) {
             self.note_release_requests(name, row.asked);
         }
-        // In the store, the entries of one client may stand in another order: a request may have
-        // been sent twice.
-        let ahead = presences.iter().filter_map(|presence| match presence {
-            Presence::Waiting { ahead } => Some(*ahead),
-            Presence::None | Presence::Holding { .. } => None,
-        });
-        let ahead = ahead.min().unwrap_or(u32::MAX);
-        let is_first = ahead == 0;
+        let ahead = least_ahead(&presences);
         let is_valid = match row.holder {
             Holder::Nobody => false,
             Holder::Lease(_) | Holder::Kept => row.remaining.is_some(),
-            Holder::Entries => !is_first,
+            Holder::Entries => ahead > 0,
         };
         self.poll_later(now, name, ahead, row.remaining);
         if let Some(state) = self.names.get_mut(name).filter(|_| !is_valid) {
@@ -312,4 +305,14 @@ impl Engine {
             queue.withdraw(id, now, lingers);
         }
     }
+}
+
+/// Returns how many entries of other clients are before the first of these entries. In the store,
+/// the entries of one client may have another order: a request may have been sent twice.
+fn least_ahead(presences: &[Presence]) -> u32 {
+    let ahead = presences.iter().filter_map(|presence| match presence {
+        Presence::Waiting { ahead } => Some(*ahead),
+        Presence::None | Presence::Holding { .. } => None,
+    });
+    ahead.min().unwrap_or(u32::MAX)
 }

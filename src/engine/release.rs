@@ -33,14 +33,7 @@ impl Engine {
         let Some(holding) = state.holding(id) else {
             // The holding expired meanwhile and is being withdrawn, but the grant to its successor
             // is valid.
-            match (released, next) {
-                (ReleaseOutcome::ToNext(token), Some((next, ttl))) => {
-                    self.granted(now, name, next, granting(token, ttl))
-                }
-                (ReleaseOutcome::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, &granting),
-                _ => {}
-            }
-            return;
+            return self.grant_to_successor(now, name, next, released, &granting);
         };
         match released {
             ReleaseOutcome::Ended { awaited } => {
@@ -49,16 +42,10 @@ impl Engine {
                 }
                 self.conclude(now, name, Some(id), Verdict::Held);
             }
-            ReleaseOutcome::ToNext(token) => {
+            ReleaseOutcome::ToNext(_) | ReleaseOutcome::ToEntry(_) => {
+                state.is_wanted |= matches!(released, ReleaseOutcome::ToEntry(_));
                 self.conclude(now, name, Some(id), Verdict::Held);
-                if let Some((next, ttl)) = next {
-                    self.granted(now, name, next, granting(token, ttl));
-                }
-            }
-            ReleaseOutcome::ToEntry(grant) => {
-                state.is_wanted = true;
-                self.conclude(now, name, Some(id), Verdict::Held);
-                self.handed_over(now, name, grant.id, grant.token, &granting);
+                self.grant_to_successor(now, name, next, released, &granting);
             }
             ReleaseOutcome::Awaited if holding.count_ineffective_release() => {
                 self.conclude(now, name, Some(id), Verdict::Failed(Failure::no_effect()));
@@ -93,6 +80,24 @@ impl Engine {
                 state.withdraw(id, now, false);
                 self.conclude(now, name, Some(id), verdict);
             }
+        }
+    }
+
+    /// Handles the grant of a release.
+    fn grant_to_successor(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        next: Option<(LeaseId, Duration)>,
+        released: ReleaseOutcome,
+        granting: &impl Fn(FencingToken, Duration) -> Granting,
+    ) {
+        match (released, next) {
+            (ReleaseOutcome::ToNext(token), Some((next, ttl))) => {
+                self.granted(now, name, next, granting(token, ttl));
+            }
+            (ReleaseOutcome::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, granting),
+            _ => {}
         }
     }
 
