@@ -22,13 +22,14 @@
 mod action;
 mod amendment;
 mod answer;
+mod decision;
 mod grant;
 mod heartbeat;
 mod holding;
 mod loss;
 mod name;
-mod pace;
 pub(crate) mod policy;
+mod poll_interval;
 mod recheck;
 mod release;
 mod schedule;
@@ -37,7 +38,6 @@ mod step;
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod tests;
 mod transfer;
-mod turn;
 mod waiter;
 mod waiting;
 mod withdrawal;
@@ -54,7 +54,7 @@ pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
 use name::Name;
-use pace::{QueuePace, longest_interval};
+use poll_interval::{QueuePace, longest_interval};
 use recheck::Ended;
 use step::Step;
 use waiter::Timeouts;
@@ -82,10 +82,10 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The pause before an unanswered look at a holding is repeated.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LOOK_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The pause before a statement that met a locked row is repeated.
-const WHILE_LOCKED: Duration = Duration::from_millis(50);
+const LOCKED_ROW_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often the request for an exported lease is repeated when the store does not know the lease,
 /// after pauses that double: for 0.75 seconds.
@@ -390,7 +390,7 @@ impl Engine {
             return;
         }
         if self.shortest().is_none() {
-            return self.heartbeat.rest();
+            return self.heartbeat.cancel_next_beat();
         }
         let request = self.new_request();
         let body = self.heartbeat.send(now, request);

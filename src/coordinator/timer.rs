@@ -11,7 +11,7 @@ use crate::engine::Event;
 
 /// How long a client without handles tries to release its leases while the store does not answer.
 /// The remaining leases end with their TTL.
-const GIVES_UP_AFTER: Duration = Duration::from_secs(60);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ends the client when its timer task ends first: with its runtime, or by a panic.
 pub(super) struct AbandonOnDrop(pub(super) Weak<Coordinator>);
@@ -45,7 +45,7 @@ pub(super) async fn keep_time(coordinator: AbandonOnDrop) {
         strong.feed(Event::Tick);
         let is_releasing = {
             let state = strong.state();
-            !state.engine.is_settled() && strong.now() < state.answered_at + GIVES_UP_AFTER
+            !state.engine.is_settled() && strong.now() < state.answered_at + RELEASE_TIMEOUT
         };
         kept = is_releasing.then_some(strong);
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::action::{Action, Answer, Failure, Refusal, RequestId, Verdict, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
-use super::name::LONG_SILENCE;
+use super::name::UNREACHABLE_AFTER;
 use super::step::Step;
 use super::waiter::WaiterState;
-use super::{Engine, Granting, InFlight, LOOK_AGAIN, MAX_UNKNOWN_ANSWERS, WHILE_LOCKED};
+use super::{Engine, Granting, InFlight, LOCKED_ROW_PAUSE, LOOK_RETRY_PAUSE, MAX_UNKNOWN_ANSWERS};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -21,7 +21,7 @@ impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
         self.note_steadiness(now, request, &answer);
         if self.heartbeat.is_beat(request) {
-            return self.beaten(now, answer);
+            return self.heartbeat_answered(now, answer);
         }
         let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
             debug_assert!(false, "each request has one answer");
@@ -89,7 +89,7 @@ impl Engine {
     fn note_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
         let is_beat = self.heartbeat.is_beat(request);
         let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());
-        if answer.may_linger || has_failed || now.since(answer.sent_at) >= LONG_SILENCE {
+        if answer.may_linger || has_failed || now.since(answer.sent_at) >= UNREACHABLE_AFTER {
             self.steady_at = now + BEAT;
         }
     }
@@ -127,14 +127,14 @@ impl Engine {
             }
             JoinOutcome::Locked => {
                 let waiter = self.names.get_mut(name).and_then(|state| state.waiter(id));
-                waiter.into_iter().for_each(|waiter| waiter.retry_at = now + WHILE_LOCKED);
+                waiter.into_iter().for_each(|waiter| waiter.retry_at = now + LOCKED_ROW_PAUSE);
             }
             JoinOutcome::NotHeld => self.not_joined(now, name, id),
         }
     }
 
     /// Handles the answer to a heartbeat.
-    pub(super) fn beaten(&mut self, now: Moment, answer: Answer) {
+    pub(super) fn heartbeat_answered(&mut self, now: Moment, answer: Answer) {
         if answer.may_linger || answer.is_repeated || answer.result.is_err() {
             self.heartbeat.interrupted();
         }
@@ -244,7 +244,7 @@ impl Engine {
                 holding.ttl = granting.ttl;
                 holding.is_kept |= is_kept;
                 if is_kept {
-                    self.heartbeat.keep(granting.since, granting.ttl);
+                    self.heartbeat.schedule_for(granting.since, granting.ttl);
                 }
                 holding.epoch = granting.epoch;
                 holding.deadline = holding.deadline.max(granting.since + relied_on(granting.ttl));
@@ -282,14 +282,14 @@ impl Engine {
                 let epoch = waiter.granted_in.unwrap_or(granting.epoch);
                 self.granted(now, name, id, Granting { epoch, ..granting });
             }
-            ChangeOutcome::Locked => waiter.retry_at = now + WHILE_LOCKED,
+            ChangeOutcome::Locked => waiter.retry_at = now + LOCKED_ROW_PAUSE,
             ChangeOutcome::NotHeld if waiter.resumes.is_none() => {
                 self.requeue(now, name, id, WaiterState::Refused, false)
             }
             // An abandoned resumption may be about to restore the identity of the lease, once its
             // row is no longer locked.
             ChangeOutcome::NotHeld if waiter.unknown_answers < MAX_UNKNOWN_ANSWERS => {
-                waiter.retry_at = now + WHILE_LOCKED * (1 << waiter.unknown_answers);
+                waiter.retry_at = now + LOCKED_ROW_PAUSE * (1 << waiter.unknown_answers);
                 waiter.unknown_answers += 1;
             }
             ChangeOutcome::NotHeld => {
@@ -327,7 +327,7 @@ impl Engine {
             (Step::Detach(id), _) => self.detached(now, name, id, None),
             (Step::Look(id), _) => {
                 if let Some(holding) = state.holding(id) {
-                    (holding.looking_for, holding.look_at) = (None, Some(now + LOOK_AGAIN));
+                    (holding.looking_for, holding.look_at) = (None, Some(now + LOOK_RETRY_PAUSE));
                 }
             }
             (Step::Extend(id), _) => {

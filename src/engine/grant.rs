@@ -6,7 +6,7 @@ use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, relied_on};
 use super::name::Name;
-use super::pace::QueuePace;
+use super::poll_interval::QueuePace;
 use super::waiter::{Waiter, WaiterState};
 use super::{Engine, Granting, enter};
 use crate::clock::Moment;
@@ -58,7 +58,7 @@ impl Engine {
         let mut holding =
             Holding { is_adopted, is_release_requested, lingers, ..Holding::granted(now, waiter.claim, &granting) };
         if holding.is_kept {
-            self.heartbeat.keep(since, ttl);
+            self.heartbeat.schedule_for(since, ttl);
         }
         let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);
         let is_exclusive = holding.claim.mode == Mode::Exclusive;
@@ -236,7 +236,7 @@ impl Engine {
             CurrentHolder::Valid { remaining, .. } => self.poll_later(now, name, 0, Some(remaining)),
             CurrentHolder::Vacant | CurrentHolder::Unknown => state.read_at = Some(now),
         }
-        self.heartbeat.keep_entry(sent_at);
+        self.heartbeat.schedule_for_entry(sent_at);
     }
 
     pub(super) fn polled(

@@ -10,14 +10,14 @@
 use std::time::Duration;
 
 use super::action::RequestId;
-use super::name::LONG_SILENCE;
+use super::name::UNREACHABLE_AFTER;
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{ClientId, Request, Response};
 
 /// The time until a failed beat is sent again.
-const BEAT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+const BEAT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Counts the notices that this client has acted upon. The beats of an epoch extend the holdings
 /// that were looked up in that epoch.
@@ -95,26 +95,26 @@ impl Heartbeat {
     }
 
     /// Schedules a beat for a lease or entry that lasts for `ttl` from `since`.
-    pub(super) fn keep(&mut self, since: Moment, ttl: Duration) {
+    pub(super) fn schedule_for(&mut self, since: Moment, ttl: Duration) {
         let due = since + (ttl / 3).min(BEAT);
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
     }
 
     /// Schedules a beat for an entry that waits since `since`, so that it is notified of its grant.
-    pub(super) fn keep_entry(&mut self, since: Moment) {
+    pub(super) fn schedule_for_entry(&mut self, since: Moment) {
         let is_first = self.state == State::Unregistered && self.can_notify;
-        self.keep(since, if is_first { Duration::ZERO } else { GRANT });
+        self.schedule_for(since, if is_first { Duration::ZERO } else { GRANT });
     }
 
     /// Cancels the next beat, which nothing needs.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn cancel_next_beat(&mut self) {
         self.due = None;
         self.has_failed = false;
     }
 
     /// Whether a beat has been in flight for so long that the store may be out of reach.
     pub(super) fn is_late(&self, now: Moment) -> bool {
-        self.in_flight.is_some_and(|(_, since)| now.since(since) >= LONG_SILENCE)
+        self.in_flight.is_some_and(|(_, since)| now.since(since) >= UNREACHABLE_AFTER)
     }
 
     pub(super) fn pulse(&self, now: Moment) -> Pulse {
@@ -190,7 +190,7 @@ impl Heartbeat {
                 return false;
             }
             _ => {
-                self.due = Some(now + BEAT_AGAIN_AFTER);
+                self.due = Some(now + BEAT_RETRY_PAUSE);
                 return false;
             }
         };
@@ -204,7 +204,7 @@ impl Heartbeat {
         self.beat_at = self.beat_at.max(Some(sent_at));
         self.due = None;
         if let Some(ttl) = shortest {
-            self.keep(sent_at, ttl);
+            self.schedule_for(sent_at, ttl);
         }
         is_new
     }

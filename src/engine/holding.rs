@@ -250,8 +250,8 @@ impl Holding {
     }
 
     pub(super) fn is_being_raised_to(&self, latest: i64) -> bool {
-        let is_it = |other: &Amending| matches!(other.amendment, Amendment::Raise(to) if to.get() == latest);
-        self.token.get() != latest && self.amendments.iter().any(is_it)
+        let raises_to_latest = |other: &Amending| matches!(other.amendment, Amendment::Raise(to) if to.get() == latest);
+        self.token.get() != latest && self.amendments.iter().any(raises_to_latest)
     }
 
     /// Counts a release without effect. Returns `true` after too many.
@@ -268,9 +268,9 @@ impl Holding {
 
     /// Sets whether the release is a transition decided from the queue as read, instead of a plain
     /// statement.
-    pub(super) fn release_by_transition(&mut self, by_it: bool) {
+    pub(super) fn release_by_transition(&mut self, is_by_transition: bool) {
         if let HoldingState::Releasing { by_transition, .. } = &mut self.state {
-            *by_transition = by_it;
+            *by_transition = is_by_transition;
         }
     }
 

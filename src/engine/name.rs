@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::action::{Exported, WaiterId};
 use super::holding::Holding;
-use super::pace::QueuePace;
+use super::poll_interval::QueuePace;
 use super::recheck::Ended;
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT, Withdrawal};
@@ -30,10 +30,10 @@ pub(super) const MAX_ENTRIES: usize = 16;
 const OVERTAKEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// A wait shorter than this may be as short as a round trip, and says nothing about the store.
-const SILENCE: Duration = Duration::from_millis(100);
+const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
 /// A store that has not answered for this long is out of reach.
-pub(super) const LONG_SILENCE: Duration = Duration::from_secs(1);
+pub(super) const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
 
 /// The needs of a name, apart from the statements about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,9 +42,9 @@ pub(super) struct Needs {
     pub(super) ttl: Option<Duration>,
     /// The name has a holding, a waiter, a statement in flight, or a withdrawal that was not sent
     /// yet or must still be confirmed.
-    pub(super) attention: bool,
+    pub(super) is_unsettled: bool,
     /// An entry waits for a grant, perhaps by another client.
-    pub(super) grant: bool,
+    pub(super) awaits_grant: bool,
 }
 
 #[derive(Default)]
@@ -150,13 +150,13 @@ impl Name {
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let waits_for_answer = |waiter: &Waiter| match waiter.state {
-            _ if waiter.tries() => is_silent(SILENCE),
+            _ if waiter.tries() => is_silent(SLOW_ANSWER),
             WaiterState::New => {
                 let is_first = self.first().is_some_and(|first| first.id == waiter.id);
-                let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SILENCE);
-                is_first && is_long && is_silent(SILENCE) && self.holdings.is_empty()
+                let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SLOW_ANSWER);
+                is_first && is_long && is_silent(SLOW_ANSWER) && self.holdings.is_empty()
             }
-            _ => is_silent(LONG_SILENCE),
+            _ => is_silent(UNREACHABLE_AFTER),
         };
         self.waiters.iter().any(|waiter| waiter.id == id && waits_for_answer(waiter))
     }
@@ -218,8 +218,8 @@ impl Name {
 
     /// Returns the token of an exported lease that this client detaches or resumes.
     fn exported_token(&self, id: LeaseId) -> Option<FencingToken> {
-        let is_it = |detachment: &&Detachment| detachment.id == id || detachment.renamed == Some(id);
-        let detached = self.detachments.iter().find(is_it).map(|detachment| detachment.token);
+        let is_of_lease = |detachment: &&Detachment| detachment.id == id || detachment.renamed == Some(id);
+        let detached = self.detachments.iter().find(is_of_lease).map(|detachment| detachment.token);
         let resumed = self.foremost().filter_map(|waiter| waiter.resumes).find(|exported| exported.id == id);
         detached.or(resumed.map(|exported| exported.token))
     }
@@ -279,13 +279,13 @@ impl Name {
     pub(super) fn needs_now(&self) -> Needs {
         let held = self.holdings.iter().filter(|holding| holding.is_kept).map(|holding| holding.ttl).min();
         let detaching = self.detachments.iter().map(|detachment| detachment.ttl);
-        let grant = self.has_entries();
-        let ttl = held.into_iter().chain(grant.then_some(GRANT)).chain(detaching).min();
+        let awaits_grant = self.has_entries();
+        let ttl = held.into_iter().chain(awaits_grant.then_some(GRANT)).chain(detaching).min();
         let rests = self.waiters.is_empty() && self.holdings.is_empty() && !self.is_busy();
         let is_settled = rests
             && self.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)
             && self.detachments.iter().all(|detachment| detachment.pause > FIRST_PAUSE);
-        Needs { ttl, attention: !is_settled, grant }
+        Needs { ttl, is_unsettled: !is_settled, awaits_grant }
     }
 
     /// Schedules the deletion of every trace of an acquisition from the store: now and, if a

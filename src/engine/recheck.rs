@@ -10,7 +10,7 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 
 /// For how long a name that other clients waited for is expected to be held by one of them.
-const HELD_FOR: Duration = Duration::from_millis(100);
+const PROBABLE_HOLD: Duration = Duration::from_millis(100);
 
 /// The time between two reads when many names are read again, which must not delay other requests.
 const RECHECK_EACH: Duration = Duration::from_millis(1);
@@ -36,7 +36,7 @@ impl Engine {
     /// Whether another client probably holds a name that this client does not use: it waited for
     /// the name when this client released it, a moment ago.
     pub(super) fn is_probably_held(&self, now: Moment, name: &LockName) -> bool {
-        self.ended.get(name).is_some_and(|ended| ended.is_wanted && now < ended.at + HELD_FOR)
+        self.ended.get(name).is_some_and(|ended| ended.is_wanted && now < ended.at + PROBABLE_HOLD)
     }
 
     /// Reads each name on which an acquisition has ended since `same_until`, or shortly before. A

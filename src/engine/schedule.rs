@@ -63,8 +63,8 @@ impl Engine {
                 self.ttls.remove(&ttl);
             }
         }
-        self.unsettled += usize::from(after.attention);
-        self.unsettled -= usize::from(before.attention);
+        self.unsettled += usize::from(after.is_unsettled);
+        self.unsettled -= usize::from(before.is_unsettled);
     }
 
     /// Sets the timer of a name, or forgets a name without work.
@@ -81,7 +81,7 @@ impl Engine {
         if needs != before {
             self.count(before, needs);
         }
-        match (before.grant, needs.grant) {
+        match (before.awaits_grant, needs.awaits_grant) {
             (false, true) => drop(self.queued.insert(name.clone())),
             (true, false) => drop(self.queued.remove(name)),
             _ => {}

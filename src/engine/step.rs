@@ -135,8 +135,7 @@ impl Name {
 
     /// Returns the statement that the waiters need.
     fn next_for_waiters(&mut self, name: &LockName, now: Moment) -> Option<(Step, Request)> {
-        // Neither a grant to be confirmed nor a holding of the same owner elsewhere waits for
-        // earlier waiters.
+        // Confirming a grant and joining a holding of the same owner come before earlier waiters.
         let confirmed = self.foremost().filter(|waiter| waiter.retry_at <= now).find_map(|waiter| match waiter.state {
             WaiterState::Granted(token) => Some((waiter.claim.id, waiter.confirmation(token))),
             _ => None,

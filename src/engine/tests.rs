@@ -4,8 +4,8 @@ mod with_store;
 
 use std::collections::VecDeque;
 
-use super::pace::{POLL_FIRST, POLL_SOONEST};
-use super::turn::LONGEST_DELAY;
+use super::decision::LONGEST_DELAY;
+use super::poll_interval::{POLL_FIRST, POLL_SOONEST};
 use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
@@ -157,7 +157,7 @@ fn request_before_a_confirmation_is_looked_up() {
     store.pass(BEAT);
     store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
-    store.pass(WHILE_LOCKED);
+    store.pass(LOCKED_ROW_PAUSE);
     store.answer(is_extend, Response::Extended(ChangeOutcome::Done));
     assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", store.actions);
     store.answer(is_poll, polled(5));
@@ -604,7 +604,7 @@ fn try_that_meets_a_locked_row_is_not_unanswered() {
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
     while store.now < until {
         store.answer(|body| matches!(body, Request::Join(_)), Response::Joined(JoinOutcome::Locked));
-        store.pass(WHILE_LOCKED);
+        store.pass(LOCKED_ROW_PAUSE);
     }
     store.pass(WITHDRAWN_LATEST);
     let is_timeout = |action: &Action| matches!(action, Action::Refused { refusal: Refusal::Timeout, .. });
