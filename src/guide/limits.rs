@@ -28,6 +28,12 @@
 //! - **Hooks of the caller's pool are not applied.** The client's connections are made from the
 //!   pool's connect options; `after_connect` does not run on them. Put a `search_path` into the
 //!   options.
+//! - **A transaction that was ended by hand**, by `COMMIT` as text or by DDL on MySQL, still counts
+//!   as open for sqlx. A fence asks the database, except on a Galera cluster, and is refused. A row
+//!   lock does not ask: it ends with its own statement.
+//! - **Locks of other programs on the tables of sqlock.** An acquisition that waits for such a lock
+//!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind a
+//!   pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
 //! - **The unique index of a table is checked once a minute.** A client with one schema for each
 //!   tenant must name the schema in [`row_of`](crate::Locks::row_of): `tenant.accounts`. The result
 //!   for a name without a schema is used for all schemas.

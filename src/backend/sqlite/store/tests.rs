@@ -215,6 +215,9 @@ async fn fenced_holding_stays_until_the_transaction_ends() {
         assert_eq!(response, Response::Released(ReleaseOutcome::Ended { awaited: false }));
         assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::StaleSnapshot);
         fenced.execute("ROLLBACK").await.expect("the end of it");
+        assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::NoTransaction);
+        fenced.execute("BEGIN").await.expect("a transaction");
         assert_eq!(fence(&mut fenced, &check).await.expect("an answer"), FenceOutcome::Superseded);
+        fenced.execute("ROLLBACK").await.expect("the end of it");
     }
 }
