@@ -76,7 +76,7 @@ impl Sweeper {
         self
     }
 
-    /// Sets the rows in a batch. 500 by default, at least 1; of records at most 10,000. An
+    /// Sets the rows in a batch. 500 by default, at least 1; of records at most 1,000. An
     /// acquisition waits for one batch at most.
     pub fn batch(mut self, rows: u32) -> Self {
         self.batch = rows.max(1);

@@ -15,9 +15,10 @@ const EXPIRED: &str = "state NOT IN ('started', 'unknown', 'expired') AND expire
 /// expiry does not reach it.
 const NEVER: i64 = 253_402_300_799_999_999;
 
-/// The most records of a batch. Each id is a parameter, of which a statement has at most 32,766 on
-/// SQLite and 65,535 elsewhere, and the ids of orphaned steps may be twice as many.
-const MAX_BATCH: u32 = 10_000;
+/// The most records of a batch: a busy server deletes them before the client gives the answer up.
+/// Each id is a parameter, of which a statement has at most 32,766 on SQLite and 65,535 elsewhere,
+/// and the ids of orphaned steps may be twice as many.
+const MAX_BATCH: u32 = 1_000;
 
 /// Deletes the results of the expired ones among these records, if their keys are refused after
 /// expiry.
