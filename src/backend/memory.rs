@@ -197,7 +197,7 @@ impl Memory {
         }
         self.unlock(transaction);
         match prepared.reads_holder_after_commit {
-            Some(name) => Response::Enqueued(self.holder_now(&name, now)),
+            Some(name) => Response::Enqueued(self.current_holder(&name, now)),
             None => prepared.response,
         }
     }
@@ -325,7 +325,7 @@ impl Memory {
         LeaseRow { holder, owner, client, token, remaining, waiting, lost, asked }
     }
 
-    fn holder_now(&self, name: &LockName, now: i64) -> CurrentHolder {
+    fn current_holder(&self, name: &LockName, now: i64) -> CurrentHolder {
         match self.leases.get(name).map(|row| self.read_row(row, now)) {
             Some(LeaseRow { holder: Holder::Entries, .. }) => CurrentHolder::Unknown,
             Some(LeaseRow { remaining: Some(remaining), owner, .. }) => CurrentHolder::Valid { owner, remaining },

@@ -172,7 +172,7 @@ pub(crate) fn read_waiter(row: &impl TableRow) -> Result<ListedWaiter, sqlx::Err
 }
 
 /// Returns the holder in a row, for a refused claim.
-pub(crate) fn holder_now(row: &LeaseRow) -> CurrentHolder {
+pub(crate) fn current_holder(row: &LeaseRow) -> CurrentHolder {
     match row {
         LeaseRow { holder: Holder::Entries, .. } => CurrentHolder::Unknown,
         LeaseRow { remaining: Some(remaining), owner, .. } => {

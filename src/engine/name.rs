@@ -265,9 +265,15 @@ impl Name {
         self.holdings.iter().any(|holding| mode == Mode::Exclusive || holding.claim.mode == Mode::Exclusive)
     }
 
+    /// Returns the owner for which this client holds the name in exclusive mode.
+    pub(super) fn exclusive_owner(&self) -> Option<Owner> {
+        let exclusive = self.holdings.iter().find(|holding| holding.claim.mode == Mode::Exclusive);
+        exclusive.map(|holding| holding.claim.owner)
+    }
+
     /// Whether this client holds the name in exclusive mode.
     pub(super) fn is_held_alone(&self) -> bool {
-        self.holdings.iter().any(|holding| holding.claim.mode == Mode::Exclusive)
+        self.exclusive_owner().is_some()
     }
 
     /// Whether entries of this client wait in the store.

@@ -143,7 +143,8 @@ impl Name {
         if let Some((id, extension)) = confirmed {
             return Some((Step::Extend(id), Request::Extend(extension)));
         }
-        let joins = |waiter: &&Waiter| self.can_join(waiter) && !waiter.is_queued() && waiter.retry_at <= now;
+        let holder = self.exclusive_owner();
+        let joins = |waiter: &&Waiter| waiter.can_join(holder) && !waiter.is_queued() && waiter.retry_at <= now;
         if let Some(waiter) = self.foremost().find(joins) {
             return Some((Step::Join(waiter.claim.id), Request::Join(waiter.claim.clone())));
         }
@@ -154,7 +155,7 @@ impl Name {
             self.read_at = Some(now);
             return Some(read(name, None));
         }
-        let first = self.first().filter(|first| !self.can_join(first) || first.is_queued())?;
+        let first = self.first().filter(|first| !first.can_join(holder) || first.is_queued())?;
         let (id, claim) = (first.claim.id, first.claim.clone());
         // The first waiter behind an exclusive lease of this client needs no entry: the release of
         // that lease grants the name to it. A waiter behind a share has an entry, because the share
@@ -181,14 +182,6 @@ impl Name {
         }
     }
 
-    /// Whether a waiter's owner may hold the name. Beside an exclusive holding of this client, no
-    /// other owner holds it. A resumed lease is refused by the answer.
-    fn can_join(&self, waiter: &Waiter) -> bool {
-        let mut exclusive = self.holdings.iter().filter(|holding| holding.claim.mode == Mode::Exclusive);
-        waiter.may_join
-            && (waiter.resumes.is_some() || exclusive.all(|holding| holding.claim.owner == waiter.claim.owner))
-    }
-
     /// Adds entries for the waiters that may be granted the name together with the first, for the
     /// next waiter behind them, which keeps later readers of other clients out, and for waiters
     /// whose owner may share the name again.
@@ -196,7 +189,8 @@ impl Name {
         let mut entries = Vec::new();
         let mut open = MAX_ENTRIES;
         // A waiter whose owner may hold the name elsewhere joins that holding, and needs no entry.
-        for waiter in self.queue().filter(|waiter| !self.can_join(waiter)) {
+        let holder = self.exclusive_owner();
+        for waiter in self.queue().filter(|waiter| !waiter.can_join(holder)) {
             if open == 0 && self.reentering == 0 {
                 break;
             }

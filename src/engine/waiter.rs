@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::action::{Exported, HoldTime, Refusal, WaitMode, WaiterId};
 use super::heartbeat::Epoch;
 use crate::clock::Moment;
+use crate::owner::Owner;
 use crate::protocol::{Claim, Extension, Mode};
 use crate::token::FencingToken;
 
@@ -94,6 +95,12 @@ impl Waiter {
     /// Whether the owner, if it shares the name, may share it again past waiting entries.
     pub(super) fn may_share_again(&self) -> bool {
         self.reenters && self.claim.mode == Mode::READ
+    }
+
+    /// Whether the waiter's owner may hold the name. `holder`: the owner of an exclusive holding of
+    /// this client, beside which no other owner holds it. A resumed lease is refused by the answer.
+    pub(super) fn can_join(&self, holder: Option<Owner>) -> bool {
+        self.may_join && (self.resumes.is_some() || holder.is_none_or(|holder| holder == self.claim.owner))
     }
 
     /// Whether the release of a lease of this client can grant the name to the waiter.

@@ -17,7 +17,7 @@ impl Memory {
         let overtakes =
             is_on(Mutation::OvertakeQueue) || (is_on(Mutation::ReadersOvertake) && claim.mode == Mode::READ);
         if !self.has_room(claim, &row, now) || (self.is_awaited(name, &row) && !overtakes) {
-            return Ok(Prepared::new(Response::Acquired(Err(self.holder_now(name, now)))));
+            return Ok(Prepared::new(Response::Acquired(Err(self.current_holder(name, now)))));
         }
         let strength = if row.holder == Holder::Entries { Strength::Plain } else { Strength::Ending };
         if self.is_lease_locked(name, strength) {
@@ -52,7 +52,7 @@ impl Memory {
             return None;
         };
         if entry.owner.is_none() {
-            return Some(Ok(Prepared::new(Response::Acquired(Err(self.holder_now(name, now))))));
+            return Some(Ok(Prepared::new(Response::Acquired(Err(self.current_holder(name, now))))));
         }
         if self.is_locked(&Key::Entry(name.clone(), claim.id), Strength::Plain) {
             return Some(Err(MustWait));

@@ -7,9 +7,7 @@ use super::{Entry, Key, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{
-    AskOutcome, ChangeOutcome, ClientId, EntryState, Extension, Holder, Keeper, LeaseId, Mode, Response,
-};
+use crate::protocol::{AskOutcome, ChangeOutcome, ClientId, EntryState, Extension, Holder, LeaseId, Mode, Response};
 
 impl Memory {
     pub(super) fn extend(&self, extension: &Extension, now: i64) -> Prepared {
@@ -183,15 +181,13 @@ fn is_named(extension: &Extension, id: LeaseId) -> bool {
 /// Returns whether a holding is valid for an extension. A holding that the client itself keeps may
 /// seem expired: the next heartbeat would move its expiry.
 fn counts(extension: &Extension, until: i64, client: Option<ClientId>, now: i64) -> bool {
-    let is_let_go = matches!(extension.keeper, Keeper::NotThisClient(other) if client == Some(other));
-    is_let_go || remaining(until, now).is_some()
+    let (_, removed) = extension.keeper.clients();
+    let is_removed = removed.is_some() && client == removed;
+    is_removed || remaining(until, now).is_some()
 }
 
 /// Returns the client whose heartbeat keeps a holding after an extension.
 fn new_client(extension: &Extension, client: Option<ClientId>) -> Option<ClientId> {
-    match extension.keeper {
-        Keeper::Same => client,
-        Keeper::Client(client) => Some(client),
-        Keeper::NotThisClient(other) => client.filter(|client| *client != other),
-    }
+    let (new, removed) = extension.keeper.clients();
+    new.or(client.filter(|_| client != removed))
 }

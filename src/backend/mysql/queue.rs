@@ -10,7 +10,7 @@ use super::acquire::CREATE_FREE;
 use super::script::{filled, id_literal, list, name_literal};
 use super::store::is_timeout;
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, holder_now, read_entry, read_lease, remaining};
+use crate::backend::stored::{TableRow as _, current_holder, read_entry, read_lease, remaining};
 use crate::name::LockName;
 use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
 
@@ -58,13 +58,13 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
         row => row?,
     };
     if let Some(row) = row {
-        return Ok(holder_now(&read_lease(&row)?));
+        return Ok(current_holder(&read_lease(&row)?));
     }
     let created = sqlx::query(CREATE_FREE).bind(name).execute(&mut *conn).await?;
     if created.rows_affected() > 0 {
         return Ok(CurrentHolder::Vacant);
     }
-    Ok(read_row(conn, &first.claim.name).await?.map_or(CurrentHolder::Vacant, |row| holder_now(&row)))
+    Ok(read_row(conn, &first.claim.name).await?.map_or(CurrentHolder::Vacant, |row| current_holder(&row)))
 }
 
 // ---- poll and read

@@ -5,7 +5,7 @@ use sqlx::postgres::PgRow;
 
 use super::store::{Connection, Query, TRIES, lease_columns, now};
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, client_text, holder_now, read_lease};
+use crate::backend::stored::{TableRow as _, client_text, current_holder, read_lease};
 use crate::protocol::{Claim, CurrentHolder, JoinOutcome, Mode};
 use crate::token::FencingToken;
 
@@ -201,7 +201,7 @@ pub(super) async fn acquire(
             }
         }
         if !row.try_get::<bool, _>("has_room")? {
-            return Ok(Err(holder_now(&read_lease(&row)?)));
+            return Ok(Err(current_holder(&read_lease(&row)?)));
         }
         // The name was free in the snapshot, but its row had changed when it was locked. A share
         // may still fit.

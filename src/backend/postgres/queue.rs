@@ -4,7 +4,7 @@ use sqlx::postgres::PgRow;
 
 use super::store::{Connection, grant, lease_columns, now};
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, holder_now, parse_id, read_entry, read_lease, remaining};
+use crate::backend::stored::{TableRow as _, current_holder, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
 use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
 
@@ -59,7 +59,7 @@ pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> R
         .bind(claims().map(|claim| &*claim.holder).collect::<Vec<_>>())
         .bind(claims().map(|claim| &*claim.label).collect::<Vec<_>>());
     let row = conn.row(query).await?;
-    row.map_or(Ok(CurrentHolder::Unknown), |row| Ok(holder_now(&read_lease(&row)?)))
+    row.map_or(Ok(CurrentHolder::Unknown), |row| Ok(current_holder(&read_lease(&row)?)))
 }
 
 /// Reads rows of names and the state of acquisitions. `$from` names the rows `l`, and the requested

@@ -4,7 +4,7 @@ use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
 use super::store::{SqliteQuery, in_doubt, is_busy, transaction, transaction_until_row, until_row};
-use crate::backend::stored::{TableRow as _, client_text, holder_now, read_lease};
+use crate::backend::stored::{TableRow as _, client_text, current_holder, read_lease};
 use crate::backend::{micros, token as token_from_row};
 use crate::protocol::{Claim, CurrentHolder, JoinOutcome, Mode};
 use crate::token::FencingToken;
@@ -128,7 +128,7 @@ fn read_claim_state(row: Option<SqliteRow>) -> Result<(Result<FencingToken, Curr
         return Ok((Err(CurrentHolder::Vacant), false));
     };
     let own = token_from_row(row.number("own")?);
-    Ok((own.ok_or(holder_now(&read_lease(&row)?)), row.number("is_first")? != 0))
+    Ok((own.ok_or(current_holder(&read_lease(&row)?)), row.number("is_first")? != 0))
 }
 
 /// Binds the parameters of [`ACQUIRE`].

@@ -8,7 +8,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::store::{rows, transaction};
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, holder_now, parse_id, read_entry, read_lease, remaining};
+use crate::backend::stored::{TableRow as _, current_holder, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
 use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, Polled, Presence, Queue};
 
@@ -56,7 +56,7 @@ pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) ->
     }));
     let query = sqlx::query(ENQUEUE).bind(first.claim.name.as_str()).bind(batch.to_string());
     let rows = transaction(conn, query).await?;
-    Ok(holder_now(&read_lease(rows.first().ok_or(sqlx::Error::RowNotFound)?)?))
+    Ok(current_holder(&read_lease(rows.first().ok_or(sqlx::Error::RowNotFound)?)?))
 }
 
 // $1 name, $2 JSON [id, …]. Returns the holding entries, at least one row, then the waiting ones.
