@@ -219,11 +219,6 @@ pub async fn held(locks: &Locks, name: &str) -> Option<LeaseInfo> {
 }
 
 impl Fresh {
-    /// Wraps the database of a URL. Another part of the test drops the database.
-    pub fn at(url: String) -> Fresh {
-        Fresh { url, _file: None }
-    }
-
     /// Returns the database with the command's leases, to inspect them with the library: on SQLite
     /// the sidecar file, otherwise the same database.
     pub fn of_the_command(&self) -> Fresh {

@@ -147,6 +147,11 @@ pub async fn fresh_on(server: &str) -> Fresh {
 }
 
 impl Fresh {
+    /// Wraps the database of a URL. Another part of the test drops the database.
+    pub fn at(url: String) -> Fresh {
+        Fresh { url, _file: None }
+    }
+
     /// Creates a pool like an application's.
     pub async fn pool(&self) -> Pool<Sql> {
         connect(&self.url, 10).await
