@@ -15,8 +15,8 @@
 //! Operations that are ready together may be sent in one [`Batch`]. Operations that the batch
 //! leaves undone are sent alone.
 //!
-//! The queue has no bound of its own: each caller waits for its answer, and the engine sends one
-//! change per name, and looks at its holdings beside it.
+//! The queue is unbounded. It stays short, because a caller submits one operation at a time, and
+//! the engine sends one change per name and one lookup of its holdings.
 
 mod failure;
 mod worker;
@@ -162,7 +162,7 @@ impl Executor {
         answer_within: Duration,
         reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
     ) {
-        // A file is slow, but not silent.
+        // A locked file answers late, and its connection does not break: the longer limit applies.
         let within = if self.backend.is_local() { ANSWER_WITHIN } else { answer_within };
         self.work.push(Box::new(Task::new(operation, within, self.clock(), reply)), true);
     }

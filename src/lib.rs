@@ -71,12 +71,12 @@
 //!
 //! Mutual exclusion is decided by the database's clock alone. The holder knows first:
 //! [`Lease::is_held`] turns false, and [`Lease::lost`] completes, before the database could grant
-//! the name to another owner, even after the process was stopped or the machine slept. (After
-//! [`Locks::evict`], with the next heartbeat.) [Fencing tokens](FencingToken) only rise. Waiters
-//! are served in the order of their arrival, from every task, process and host. A dropped request
-//! leaves no lease and no queue entry; after a dropped call on a transaction, roll the transaction
-//! back. However many leases are held or waited for, a client opens at most three connections, one
-//! of them for heartbeats alone (on SQLite two; and one more for all [session
+//! the name to another owner, even after the process was stopped or the machine slept. After
+//! [`Locks::evict`], the holder knows at its next heartbeat. [Fencing tokens](FencingToken) only
+//! rise. Waiters are served in the order of their arrival, from every task, process and host. A
+//! dropped request leaves no lease and no queue entry; after a dropped call on a transaction, roll
+//! the transaction back. However many leases are held or waited for, a client opens at most three
+//! connections, one of them for heartbeats alone (on SQLite two; and one more for all [session
 //! locks](session::SessionLock)).
 //!
 //! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout

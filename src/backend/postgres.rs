@@ -168,7 +168,7 @@ impl Backend for PostgresBackend {
 struct PostgresStore {
     connection: StoreConnection,
     settings: Settings,
-    /// For heartbeats.
+    /// `Some` on a connection for heartbeats.
     upgrade: Option<Upgrade>,
 }
 

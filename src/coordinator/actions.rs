@@ -108,6 +108,7 @@ impl Coordinator {
             }
         }
     }
+
     /// Gives a lease to the caller that waits for it.
     fn deliver_grant(
         self: &Arc<Self>,

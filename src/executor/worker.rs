@@ -159,8 +159,8 @@ pub(super) struct Worker {
     suspects: Option<Arc<TaskQueue>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
-    /// How long opening a connection may take at least: longer after each attempt that took too
-    /// long.
+    /// The least time limit for opening a connection. It doubles after each attempt that reached
+    /// its limit.
     connect_within: Duration,
 }
 

@@ -32,8 +32,8 @@
 //!   as open for sqlx. A fence asks the database, except on a Galera cluster, and is refused. A row
 //!   lock does not ask: it ends with its own statement.
 //! - **Locks of other programs on the tables of sqlock.** An acquisition that waits for such a lock
-//!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind a
-//!   pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
+//!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind
+//!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
 //! - **Triggers on the tables of sqlock** can keep rows unwritten; `sqlock doctor` finds them. On
 //!   MySQL and MariaDB, any trigger on `sqlock_lease` hides the token of a grant, so that the
 //!   request fails.

@@ -18,6 +18,7 @@ impl Idempotency {
     ///
     /// # Errors
     ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
     /// [`Error::Unavailable`](crate::Error::Unavailable),
     /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
@@ -36,6 +37,7 @@ impl Idempotency {
     ///
     /// # Errors
     ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
     /// [`Error::Unavailable`](crate::Error::Unavailable),
     /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///
@@ -51,6 +53,7 @@ impl Idempotency {
     ///
     /// # Errors
     ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
     /// [`Error::Unavailable`](crate::Error::Unavailable),
     /// [`Error::NotMigrated`](crate::Error::NotMigrated).
     ///

@@ -122,10 +122,11 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`], [`Error::NotMigrated`] and similar errors, which concern every
-    /// request: no further request is begun, and the begun ones have ended. [`Error::Closed`] when
-    /// the client is drained: a loop that also waits for [`Locks::closed`](crate::Locks::closed)
-    /// ends then. Other errors, and errors of the work, are counted and logged.
+    /// [`Error::InvalidKey`], [`Error::Unavailable`], [`Error::NotMigrated`] and similar errors,
+    /// which concern every request: no further request is begun, and the begun ones have ended.
+    /// [`Error::Closed`] when the client is drained: a loop that also waits for
+    /// [`Locks::closed`](crate::Locks::closed) ends then. Other errors, and errors of the work, are
+    /// counted and logged.
     ///
     /// # Cancel safety
     ///

@@ -17,8 +17,9 @@ use crate::protocol::Mode;
 use crate::token::FencingToken;
 
 /// A held lease: proof that no other owner was granted the name while [`is_held`](Self::is_held)
-/// returns `true`. (After an [`evict`](crate::Locks::evict), with the next heartbeat; a lease
-/// [without renewal](crate::LeaseRequest::renew) has none, and learns of it from its next call.)
+/// returns `true`. After an [`evict`](crate::Locks::evict), `is_held` turns `false` at the next
+/// heartbeat. A lease [without renewal](crate::LeaseRequest::renew) sends no heartbeats, so its
+/// `is_held` turns `false` at its next call.
 ///
 /// The lease is renewed in the background. [`release`](Self::release) says whether it was held to
 /// the end; dropping the lease releases it in the background. If the process dies, the name is free
@@ -78,8 +79,8 @@ impl Lease {
     }
 
     /// Returns how much longer the lease is safe without a heartbeat. Zero when the lease is lost.
-    /// A lease that the release of another client granted is safe for up to 3 seconds at first, and
-    /// for its TTL some 0.2 seconds later.
+    /// A lease that the release of another client granted is first safe for at most 3 seconds.
+    /// About 0.2 seconds later it is safe for its TTL.
     pub fn remaining(&self) -> Duration {
         self.held.as_ref().map_or(Duration::ZERO, HeldLease::remaining)
     }
@@ -142,9 +143,8 @@ impl Lease {
     ///
     /// [`Error::Lost`] when the lease has ended, [`Error::OutOfRange`], [`Error::Closed`],
     /// [`Error::Access`], or [`Error::Unavailable`] and [`Error::Database`], after which the
-    /// extension may still take place. Within a transaction that the lease
-    /// [fences](Self::fence), only PostgreSQL extends it: the others fail after ten seconds, and the
-    /// lease stays as it is.
+    /// extension may still take place. Within a transaction that the lease [fences](Self::fence),
+    /// only PostgreSQL extends it: the others fail after ten seconds, and the lease stays as it is.
     ///
     /// # Cancel safety
     ///
@@ -182,7 +182,7 @@ impl Lease {
         }
     }
 
-    /// Returns the engine's handle, or an error if the lease has ended.
+    /// Returns the coordinator's handle, or an error if the lease has ended.
     pub(super) fn held(&self) -> Result<&HeldLease> {
         let held = self.held.as_ref().filter(|held| held.is_held());
         held.ok_or_else(|| self.loss_error(self.loss_cause()))

@@ -49,6 +49,7 @@ fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
         reason: "it cannot be parsed; percent-encode special characters in a password",
     };
     let missing = |what| Error::Unsupported { what, reason: "the feature of that name is not enabled" };
+    // With some features, one of them is not used.
     let _ = (&unreadable, &missing);
     if url.ends_with(',') {
         // An empty entry, as from an unset variable, must not go unnoticed.

@@ -14,8 +14,8 @@ use crate::owner::Owner;
 use crate::token::FencingToken;
 
 /// A lease held on a majority of databases: proof that no other owner holds the name on a majority
-/// while [`is_held`](Self::is_held) returns `true`. (After an [`evict`](crate::Locks::evict) on a
-/// majority, with the next heartbeats.)
+/// while [`is_held`](Self::is_held) returns `true`. After an [`evict`](crate::Locks::evict) on a
+/// majority, `is_held` turns `false` at the next heartbeats.
 ///
 /// The lease is renewed on each database in the background. A database that was down is asked again
 /// every third of the TTL, but at least every 5 seconds, and joins the lease.

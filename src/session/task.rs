@@ -98,7 +98,8 @@ impl SessionTask {
                 None => return self.close(LossCause::Disconnected).await,
             }
             // A full inbox must not delay due names, nor the proof that the connection is alive.
-            // Without one, in an outage, each name takes seconds, and a message next to nothing.
+            // During an outage without a connection, an attempt for a name takes seconds and a
+            // message almost no time, so messages come first.
             let may_run = self.outage.is_none() || self.connection.is_some() || inbox.is_empty();
             if may_run && self.next_due().is_some_and(|due| due <= Instant::now()) {
                 self.run_due().await;

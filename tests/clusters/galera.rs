@@ -280,8 +280,8 @@ async fn attempt_on_another_node_sees_committed_steps() {
     println!("{committed} steps were seen, {failed} failed");
 }
 
-/// Retries on all nodes raise one row: each run that succeeds has taken effect, although other nodes
-/// abort its transactions, also at the commit.
+/// Retries on all nodes raise one row: each run that succeeds has taken effect, although other
+/// nodes abort its transactions, also at the commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_successful_retry_counts_on_all_nodes() {
     let _turn = ONE_AT_A_TIME.lock().await;

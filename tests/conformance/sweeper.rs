@@ -269,8 +269,8 @@ async fn insert_expired(pool: &Pool<Sql>, count: u32) {
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(pool).await.expect("insert");
 }
 
-/// On PostgreSQL and SQLite, a statement does not take this many parameters. InnoDB would need half a
-/// minute to delete as many records.
+/// On PostgreSQL and SQLite, a statement does not take this many parameters. InnoDB would need half
+/// a minute to delete as many records.
 const EXPIRED_RECORDS: u32 = match DATABASE {
     Database::Postgres | Database::Sqlite => 66_000,
     Database::MySql | Database::MariaDb => 5_000,

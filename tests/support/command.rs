@@ -76,8 +76,8 @@ pub fn bare(arguments: &[&str]) -> Command {
 }
 
 /// Handles SIGINT and SIGQUIT if they are ignored, as in a shell's background job. Children inherit
-/// that a signal is ignored, and sqlock then ignores it too; one with a handler here has its default
-/// effect there.
+/// that a signal is ignored, and sqlock then ignores it too; one with a handler here has its
+/// default effect there.
 fn stop_ignoring_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

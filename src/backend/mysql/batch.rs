@@ -81,9 +81,9 @@ const RELEASE: Nowait = update_leases!(
 const HELD: &str = "
 SELECT l.name, l.token, 0 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
 
-// The names whose holding may not have been released: their token, or the highest one that was taken
-// away from its holder. On MariaDB, an acquisition of the owner may have joined before the UPDATE;
-// the holding is an entry then. Bind order: ids, names, ids, the lowest token.
+// The names whose holding may not have been released: their token, or the highest one that was
+// taken away from its holder. On MariaDB, an acquisition of the owner may have joined before the
+// UPDATE; the holding is an entry then. Bind order: ids, names, ids, the lowest token.
 #[rustfmt::skip]
 const NOT_RELEASED: &str = "
 SELECT l.name, IF(l.id IN (?) OR l.id = 'entries', l.token, l.lost) AS token, 1 AS is_after

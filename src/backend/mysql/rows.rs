@@ -25,9 +25,9 @@ const TURN_AUTOCOMMIT_OFF: &str = "SET @sqlock_autocommit = @@autocommit, autoco
 /// implicit commit. <https://dev.mysql.com/doc/refman/8.4/en/savepoint.html>
 const SET_SAVEPOINT: &str = "SAVEPOINT sqlock";
 
-/// Sent in one packet: the server carries out nothing after a statement that fails. With Galera, the
-/// second statement fails ([`COMMIT_ALONE`]): MariaDB does not report that another node's commit
-/// has aborted a transaction between two statements of one packet.
+/// Sent in one packet: the server carries out nothing after a statement that fails. With Galera,
+/// the second statement fails ([`COMMIT_ALONE`]): MariaDB does not report that another node's
+/// commit has aborted a transaction between two statements of one packet.
 const COMMIT_FROM_SAVEPOINT: &str = "RELEASE SAVEPOINT sqlock;
 SET @sqlock_galera = /*M! IF(@@wsrep_on, (SELECT 1 UNION ALL SELECT 2), 0) + */ 0;
 COMMIT; SET autocommit = @sqlock_autocommit";
