@@ -150,8 +150,9 @@ any_database! {
             Ok(())
         }
 
-        /// Charges at the provider and writes the charge into the ledger, each once, whatever
-        /// happens in between.
+        /// Charges at the provider and writes the charge into the ledger, each once, as long as the
+        /// provider keeps its keys (Stripe: 24 hours). An application that resumes older requests
+        /// first asks the provider for the charge.
         async fn charge_at_provider(
             &self,
             attempt: &Attempt,

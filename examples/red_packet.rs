@@ -15,7 +15,7 @@
 mod shared;
 
 use shared::*;
-use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::idempotency::{AfterRetention, Fingerprint, Idempotency, IdempotencyKey, Outcome};
 use sqlock::retry::Retry;
 use sqlx::Transaction;
 
@@ -71,7 +71,9 @@ any_database! {
 
     async fn grab_once(pool: Pool<Db>, locks: Locks, packet: i64, user: i64) -> Result<Option<i64>> {
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin());
-        let grabs = Idempotency::new(&locks).namespace("packets").wait(Duration::from_secs(60)).retry(patiently);
+        // A packet may live longer than a result is kept: a used key never counts as new.
+        let grabs = Idempotency::new(&locks).namespace("packets").after_retention(AfterRetention::Refuse);
+        let grabs = grabs.wait(Duration::from_secs(60)).retry(patiently);
         let key = IdempotencyKey::new(format!("user {user}"), format!("packet {packet}"));
         let request = Fingerprint::of(["grab"]);
         let grabbed = grabs.run(&pool, &key, &request, async |tx: &mut Transaction<'_, Db>| {

@@ -114,7 +114,9 @@ any_database! {
         let locks = Locks::new(pool.clone());
         // On SQLite, writers wait for each other.
         let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
-        let events = Idempotency::new(&locks).namespace("webhooks").retry(patiently);
+        // Longer than the sender repeats an event, also by hand: later, a key counts as new.
+        let retention = Duration::from_secs(30 * 86_400);
+        let events = Idempotency::new(&locks).namespace("webhooks").retention(retention).retry(patiently);
         all_are_ready().await?;
         let (mut inbox, mut delivered, mut effects, start) = (deliveries(name, run), 0, 0, Instant::now());
         while let Some(event) = inbox.pop_front() {

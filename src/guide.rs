@@ -32,7 +32,7 @@
 //! | for one transaction, on whichever rows are free | [`Locks::rows_where`] with `skip_locked` | no worker waits, and the rows of a dead worker are free again |
 //! | while a user thinks | [`Versioned`] | nothing is held; a late write fails |
 //! | for longer than a transaction | [`Locks::lease`] | it outlives connections, its holder learns of its loss, and [`Lease::fence`] then protects the data |
-//! | for ever: it must not happen twice | [`Idempotency`] | claim, effect and result are one transaction, and a repeated request receives the result |
+//! | for ever: it must not happen twice | [`Idempotency`], with [used keys refused](crate::idempotency::AfterRetention::Refuse) or with a retention longer than any client repeats a request | claim, effect and result are one transaction, and a repeated request receives the result. After the retention, 24 hours by default, a key counts as new |
 //! | for some seconds, cheaply, and may be lost | [`Locks::session`] | nothing is written; it ends with the connection |
 //!
 //! # What each costs

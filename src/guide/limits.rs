@@ -7,6 +7,9 @@
 //!   [token](crate::Lease::token) along. The receiver must *first* record it as the highest one and
 //!   refuse a lower one, *then* read, then write only if the record is unchanged. A receiver that
 //!   compares tokens only when it writes loses updates.
+//! - **A key after its retention**, 24 hours by default, counts as new, and the request takes
+//!   effect again. Set a [retention](crate::idempotency::Idempotency::retention) longer than any
+//!   client repeats a request, or [refuse](crate::idempotency::AfterRetention::Refuse) used keys.
 //! - **A late repetition of a call to a provider.** An attempt under a lease whose process has died
 //!   is continued by any request that repeats the key, at any age and after any number of attempts.
 //!   The provider recognizes the repeated call only while it keeps its own keys (Stripe: 24 hours).
