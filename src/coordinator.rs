@@ -149,7 +149,7 @@ impl Coordinator {
         self.start();
         let (name, mode) = (&wish.name, wish.mode.as_str());
         let span = tracing::info_span!("acquire", %name, mode, waited = Empty, outcome = Empty);
-        self.meter.requested(name);
+        self.meter.requested(name, mode);
         let (reply, answer) = oneshot::channel();
         let mut refused = None;
         let begin = |state: &mut State, _: &mut Outbox| {

@@ -69,10 +69,11 @@ impl Meter {
         Self { label: Some(Arc::new(label)) }
     }
 
-    pub(crate) fn requested(&self, name: &LockName) {
+    pub(crate) fn requested(&self, name: &LockName, kind: &'static str) {
         record! {
             metrics::gauge!("sqlock_waiting", self.labels(name, [])).increment(1);
             self.takeovers(name).increment(0);
+            self.requests(name, kind, RefusalReason::Unavailable.as_str()).increment(0);
         }
     }
 
@@ -80,8 +81,7 @@ impl Meter {
         record! {
             metrics::gauge!("sqlock_waiting", self.labels(name, [])).decrement(1);
             metrics::gauge!("sqlock_held", self.labels(name, [])).increment(1);
-            let labels = self.labels(name, [("kind", kind), ("outcome", "acquired")]);
-            metrics::counter!("sqlock_acquire_total", labels).increment(1);
+            self.requests(name, kind, "acquired").increment(1);
             metrics::histogram!("sqlock_wait_seconds", self.labels(name, [("kind", kind)])).record(waited);
             ALARMING.into_iter().for_each(|cause| self.losses(name, cause).increment(0));
         }
@@ -90,8 +90,7 @@ impl Meter {
     pub(crate) fn refused(&self, name: &LockName, kind: &'static str, reason: RefusalReason) {
         record! {
             metrics::gauge!("sqlock_waiting", self.labels(name, [])).decrement(1);
-            let labels = self.labels(name, [("kind", kind), ("outcome", reason.as_str())]);
-            metrics::counter!("sqlock_acquire_total", labels).increment(1);
+            self.requests(name, kind, reason.as_str()).increment(1);
         }
     }
 
@@ -109,6 +108,11 @@ impl Meter {
 
     pub(crate) fn taken_over(&self, name: &LockName) {
         record! { self.takeovers(name).increment(1); }
+    }
+
+    #[cfg(feature = "metrics")]
+    fn requests(&self, name: &LockName, kind: &'static str, outcome: &'static str) -> metrics::Counter {
+        metrics::counter!("sqlock_acquire_total", self.labels(name, [("kind", kind), ("outcome", outcome)]))
     }
 
     #[cfg(feature = "metrics")]

@@ -104,9 +104,9 @@ impl Recorder for Figures {
     }
 }
 
-/// The rate of a count that appears with its first loss does not show that loss.
+/// The rate of a count that appears with its first increment does not show that increment.
 #[tokio::test(start_paused = true)]
-async fn counts_of_losses_begin_at_zero() {
+async fn counts_for_alerts_begin_at_zero() {
     let figures = Figures::default();
     let _guard = metrics::set_default_local_recorder(&figures);
     let lease = Memory::new().locks().lease("a").acquire().await.expect("acquire");
@@ -115,6 +115,7 @@ async fn counts_of_losses_begin_at_zero() {
         "sqlock_lost_total{cause=expired}",
         "sqlock_lost_total{cause=superseded}",
         "sqlock_taken_over_total{}",
+        "sqlock_acquire_total{kind=exclusive,outcome=unavailable}",
         "sqlock_heartbeat_late_total{}",
         "sqlock_idempotency_total{outcome=unknown}",
     ] {
