@@ -3,10 +3,10 @@
 //! transactions, and conditional updates. How fast is each, how many transactions are run again,
 //! and which strategies deadlock?
 //!
-//! In a deadlock two transactions wait for each other's rows. Only row locks avoid it: both rows
-//! are locked in one order, before anything else. The conditional updates lock in the direction of
-//! the money. (PostgreSQL looks for deadlocks after `deadlock_timeout`, a second, so each deadlock
-//! takes that long.)
+//! In a deadlock two transactions wait for each other's rows. Row locks and version columns avoid
+//! it: they lock or write both rows in one order. Only row locks also need no further run. The
+//! conditional updates lock in the direction of the money. (PostgreSQL looks for deadlocks after
+//! `deadlock_timeout`, a second, so each deadlock takes that long.)
 //!
 //! No strategy loses an update: the balances keep their sum, none is negative, and each equals the
 //! transfers in the ledger.

@@ -47,7 +47,8 @@ any_database! {
     }
 
     /// Takes the order, and returns its number. The card is checked last, after the order is
-    /// written.
+    /// written. (Two orders at the same moment would share their number, the count of orders. An
+    /// application lets the database generate it.)
     async fn order(conn: &mut Connection, form: &Form<'_>) -> Result<i64, OrderError> {
         QueryBuilder::<Db>::new("INSERT INTO sqlock_example_order (customer, item) ")
             .push_values([form], |mut row, form| {

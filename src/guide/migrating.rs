@@ -144,7 +144,7 @@
 //!
 //! ```
 //! # async fn example(pool: sqlx::SqlitePool, locks: sqlock::Locks) -> Result<(), Box<dyn std::error::Error>> {
-//! let mut tx = pool.begin().await?;
+//! let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // on SQLite; elsewhere `begin()`
 //! locks.row("stock/shirts").lock(&mut tx).await?;
 //! // … read and write …
 //! tx.commit().await?;

@@ -21,9 +21,11 @@
 //! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `it expired before it was renewed` after a pause or an outage, `it was taken over or evicted` by another client or an operator; `held` counts until the holder noticed |
 //! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
 //! | WARN | `left out a row that cannot be read` | look at the row: it was written by hand or damaged |
+//! | WARN | `a name cannot be read: later names are not swept` | correct or delete that row by hand: the names after it are never purged |
 //! | WARN | `a sweep failed; the next one may succeed` | look at the database, if it comes often |
 //! | WARN | `a request with an idempotency key was not run` | nothing was done; read the error |
-//! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `a request with an idempotency key was run, and its outcome could not be recorded` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
+//! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `could not record that a request was refused`, `a request with an idempotency key was run, and its outcome could not be recorded` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
+//! | WARN | `these locks exclude nobody: every lease is granted at once` | only tests and demonstrations use `null_locks` |
 //! | ERROR | from the layer for HTTP: a request that shows a mistake in the application | read the message |
 //! | DEBUG | each wait, acquisition, refusal and release; a request that a drain has ended | |
 //!
