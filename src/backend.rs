@@ -30,7 +30,7 @@ pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRan
 pub(crate) use self::note::Note;
 pub(crate) use self::session::{SessionHolder, SessionLocks};
 pub(crate) use self::store::{BoxFuture, IsWaiting, Notification, Store, StoreFuture};
-pub(crate) use self::stored::{hex, micros, token};
+pub(crate) use self::stored::{digest, hex, micros, token};
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::name::LockName;

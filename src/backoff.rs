@@ -15,6 +15,9 @@ pub(crate) fn jittered(duration: Duration) -> Duration {
 /// error.
 pub(crate) const OUTAGE_TOLERANCE: Duration = Duration::from_secs(3);
 
+/// A wait as short as a round trip says nothing about the database.
+pub(crate) const ROUND_TRIP: Duration = Duration::from_millis(100);
+
 /// Doubling steps between two bounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {

@@ -35,12 +35,8 @@ use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::operation::Operation;
 use crate::protocol::Batch;
+use crate::protocol::timing::ANSWER_WITHIN;
 use worker::{NotificationSink, Pending, Task, Worker};
-
-/// How long an answer may take. An operation waits for a locked row for one second at most (on
-/// SQLite two; on PostgreSQL behind a pooler without a limit), so otherwise only a frozen server or
-/// a broken network takes longer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 /// The answer to an operation.
 pub(crate) struct Answer<T> {

@@ -28,8 +28,7 @@ pub(crate) use claim::{INTO, push_use_token, push_values};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 pub(crate) use command::execute_command;
 pub(crate) use command::{RecordCommand, RecordResponse};
-pub(crate) use key::FullKey;
-pub(crate) use key::{MAX_BYTES, digest};
+pub(crate) use key::{FullKey, MAX_BYTES};
 pub(crate) use list::{Position, Selection};
 pub(crate) use record::{Record, State, read};
 pub(crate) use resolution::{ResolveRequest, StoredResolution};

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::store::StoreFuture;
+use super::stored::digest;
 use crate::name::LockName;
 
 /// The session locks of one client: a dedicated connection, or the open files of this process.
@@ -55,14 +56,7 @@ pub(crate) const SESSION_TIMEOUT: Duration = Duration::from_secs(15);
 /// Hashes a name within its scope (a schema, a database) for databases whose locks have numbers,
 /// short names, or names without case.
 pub(crate) fn session_key(scope: &str, name: &LockName) -> [u8; 32] {
-    use sha2::{Digest, Sha256};
-    let mut hash = Sha256::new();
-    hash.update(b"sqlock/session/1");
-    for part in [scope, name.as_str()] {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part);
-    }
-    hash.finalize().into()
+    digest(b"sqlock/session/1", [scope.as_bytes(), name.as_str().as_bytes()])
 }
 
 /// Makes the error of a statement that a pooler passed to another session.

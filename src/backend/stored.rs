@@ -215,6 +215,18 @@ pub(crate) fn age_from_micros(age: i64) -> Duration {
     Duration::from_micros(u64::try_from(age).unwrap_or(0))
 }
 
+/// Hashes parts with their lengths, so that different lists of parts have different digests.
+pub(crate) fn digest<'a>(domain: &[u8], parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+    use sha2::{Digest, Sha256};
+    let mut hash = Sha256::new();
+    hash.update(domain);
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
 /// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;

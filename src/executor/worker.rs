@@ -84,7 +84,7 @@ impl<O: Operation> Task<O> {
             sent_at: clock.now(),
             may_linger: false,
             is_repeated: false,
-            backoff: Backoff::between(Duration::from_millis(5), Duration::from_millis(250)),
+            backoff: reconnecting(),
             has_reconnected: false,
             is_sent_alone: false,
         };

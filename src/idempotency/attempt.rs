@@ -13,9 +13,8 @@ use sqlx::Transaction;
 use super::handle::{Idempotency, claim_error};
 use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
-use crate::backend::Database;
-use crate::backend::micros;
 use crate::backend::records::{self, AttemptEnding, Record, RecordCommand, State};
+use crate::backend::{Database, digest, hex, micros};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::while_held;
@@ -96,7 +95,7 @@ impl Attempt {
     /// `step` tells several calls of one attempt apart, which need different keys.
     pub fn provider_key(&self, step: &str) -> String {
         let parts = [self.record.key.id.as_bytes(), step.as_bytes()];
-        crate::backend::hex(&records::digest(b"sqlock/idem/provider/2", parts))
+        hex(&digest(b"sqlock/idem/provider/2", parts))
     }
 
     /// Completes the request: stores the result, if no other attempt has taken over. A second call

@@ -36,10 +36,10 @@ const RETENTION_RANGE: (Duration, Duration) = (Duration::from_millis(1), CENTURY
 const LEASE_TTL: Duration = Duration::from_secs(30);
 
 /// The longest stored result, unless [`Idempotency::result_limit`] sets it.
-const RESULT_LIMIT: usize = 1 << 20;
+pub(super) const RESULT_LIMIT: usize = 1 << 20;
 
 /// The longest stored request, unless [`Idempotency::request_limit`] sets it.
-const REQUEST_LIMIT: usize = 1 << 20;
+pub(super) const REQUEST_LIMIT: usize = 1 << 20;
 
 /// Makes requests take effect once, however often they are sent.
 ///

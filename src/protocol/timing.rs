@@ -11,5 +11,10 @@ pub(crate) const GRANT: Duration = Duration::from_secs(3);
 /// The longest interval between two heartbeats of a client with leases or waiting entries.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
 
+/// How long an answer may take. An operation waits for a locked row for one second at most (on
+/// SQLite two; on PostgreSQL behind a pooler without a limit), so otherwise only a frozen server or
+/// a broken network takes longer.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+
 /// How long a connection may take to be opened or closed.
 pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(4);

@@ -10,7 +10,7 @@ use super::lease::QuorumLease;
 use super::majority::{Majority, maintain};
 use super::nodes::{Nodes, QuorumOptions};
 use super::round::{Outcome, Round};
-use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
+use crate::backoff::{Backoff, OUTAGE_TOLERANCE, ROUND_TRIP};
 use crate::error::{Error, Result};
 use crate::lease::options::{LeaseOptions, request_setters};
 use crate::lease::run::{unless_lost, while_held};
@@ -99,7 +99,7 @@ impl QuorumRequest {
         let mut last = None;
         let mut taken = false;
         loop {
-            let attempted = Instant::now();
+            let begun_at = Instant::now();
             let refused = match self.attempt(&name, left()).await? {
                 Ok(lease) => {
                     turn.answered();
@@ -110,16 +110,15 @@ impl QuorumRequest {
             // An attempt at the limit of the wait says nothing about the databases, unless they had
             // time to answer.
             let cut_short =
-                left().is_some_and(|left| left.is_zero()) && attempted.elapsed() < self.options.node_timeout();
+                left().is_some_and(|left| left.is_zero()) && begun_at.elapsed() < self.options.node_timeout();
             match refused {
                 NotAcquired::Taken { .. } => {
                     turn.answered();
                     (last, taken) = (None, true);
                 }
-                NotAcquired::Unreachable(_)
-                    if cut_short && (taken || attempted.elapsed() < Duration::from_millis(100)) => {}
+                NotAcquired::Unreachable(_) if cut_short && (taken || begun_at.elapsed() < ROUND_TRIP) => {}
                 NotAcquired::Unreachable(error) => {
-                    let since = turn.failed(attempted, &error).max(start);
+                    let since = turn.failed(begun_at, &error).max(start);
                     if since.elapsed() >= OUTAGE_TOLERANCE {
                         return Err(error);
                     }

@@ -41,16 +41,16 @@ impl Turns {
 }
 
 impl Turn {
-    /// Notes that enough databases have answered.
+    /// Records that enough databases have answered.
     pub(super) fn answered(&self) {
         *self.outage() = None;
     }
 
-    /// Notes that an attempt that began at `attempted` failed. Returns since when attempts have
+    /// Records that an attempt that began at `begun_at` failed. Returns since when attempts have
     /// failed.
-    pub(super) fn failed(&self, attempted: Instant, error: &Error) -> Instant {
+    pub(super) fn failed(&self, begun_at: Instant, error: &Error) -> Instant {
         let mut outage = self.outage();
-        let since = outage.as_ref().map_or(attempted, |outage| outage.since);
+        let since = outage.as_ref().map_or(begun_at, |outage| outage.since);
         *outage = Some(Outage { since, failed_at: Instant::now(), error: error.repeated() });
         since
     }

@@ -10,15 +10,13 @@ use crate::backend::{SessionLocks, StoreFuture};
 use crate::clock::Moment;
 use crate::error::{Fault, LossCause, no_answer_within};
 use crate::panics;
+use crate::protocol::timing::ANSWER_WITHIN;
 
 /// How often the connection proves that its session, or its directory of files, still exists.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// How long the connection stays open after the last lock: a client often locks again soon.
 const LINGER: Duration = Duration::from_secs(5);
-
-/// How long a statement may take while the connection holds no lock.
-const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 pub(super) struct SessionConnection {
     locks: Box<dyn SessionLocks>,

@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::lock::SessionLock;
 use super::message::{Grant, Message, Waiter};
 use crate::backend::{Kind, SessionHolder};
+use crate::backoff::ROUND_TRIP;
 use crate::client::Client;
 use crate::error::{Error, Result, no_answer_within};
 use crate::lease::run::while_held;
@@ -23,9 +24,6 @@ const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The operation of a request, for errors.
 const ACQUIRE: &str = "acquire a session lock";
-
-/// A wait that is as short as a round trip says nothing about the database.
-const ROUND_TRIP: Duration = Duration::from_millis(100);
 
 /// A request for a session lock, made with [`Locks::session`](crate::Locks::session). Nothing is
 /// sent until [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run)

@@ -5,11 +5,11 @@ use sqlx::{PgConnection, Postgres, QueryBuilder, Row as _};
 
 use super::PostgresStore;
 use super::store::now;
-use crate::backend::StoreFuture;
 use crate::backend::records::{
-    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, Rival, digest, execute_command,
+    ClaimOutcome, ClaimRequest, INTO, RecordCommand, RecordDialect, RecordResponse, Rival, execute_command,
     push_replace_expired, push_use_token, push_values, text_and_bytes,
 };
+use crate::backend::{StoreFuture, digest};
 
 /// The statements, formatted for readability.
 #[rustfmt::skip]

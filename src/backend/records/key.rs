@@ -1,6 +1,6 @@
 //! The keys of records.
 
-use crate::backend::hex;
+use crate::backend::{digest, hex};
 
 /// The longest text in a column of a record, in bytes.
 pub(crate) const MAX_BYTES: usize = 255;
@@ -80,16 +80,4 @@ impl StoredText {
             Self::Text(text) | Self::Digest(text) => text,
         }
     }
-}
-
-/// Hashes parts with their lengths, so that different lists of parts have different digests.
-pub(crate) fn digest<'a>(domain: &[u8], parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
-    use sha2::{Digest, Sha256};
-    let mut hash = Sha256::new();
-    hash.update(domain);
-    for part in parts {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part);
-    }
-    hash.finalize().into()
 }

@@ -215,7 +215,7 @@ impl Majority {
         let mut outage = Outage::default();
         let mut outage_start = None;
         loop {
-            let attempted = Instant::now();
+            let begun_at = Instant::now();
             let acquired = match left() {
                 _ if args.nonblock => request.clone().try_acquire().await,
                 Some(left) => request.clone().wait(left).acquire().await.map(Some),
@@ -225,7 +225,7 @@ impl Majority {
                 Err(error @ Error::Unavailable { .. }) => Failure::from(error),
                 acquired => return Ok(acquired),
             };
-            if attempted.elapsed() > MAX_UNREACHED_ATTEMPT {
+            if begun_at.elapsed() > MAX_UNREACHED_ATTEMPT {
                 (was_reachable, outage_start) = (true, None);
             }
             let outage_start = *outage_start.get_or_insert_with(Instant::now);

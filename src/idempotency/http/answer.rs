@@ -12,6 +12,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::super::handle::RESULT_LIMIT;
 use super::problem::Problem;
 use crate::error::Error;
 
@@ -78,7 +79,7 @@ impl Policy {
         Self {
             store_if: Arc::new(store_if),
             headers: STORED_HEADERS.to_vec(),
-            limit: 1 << 20,
+            limit: RESULT_LIMIT,
             refusals: REFUSALS.to_vec(),
         }
     }

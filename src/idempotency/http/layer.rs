@@ -10,6 +10,7 @@ use axum::http::{HeaderName, Method, StatusCode};
 use axum::response::IntoResponse;
 use tower_layer::Layer;
 
+use super::super::handle::REQUEST_LIMIT;
 use super::super::key::check_pointer;
 use super::super::{Attempt, Fingerprint, Idempotency, Resumed};
 use super::answer::Policy;
@@ -81,7 +82,7 @@ impl IdempotencyLayer {
             header: key_header::IDEMPOTENCY_KEY,
             reading: Reading::Draft,
             mismatch: StatusCode::UNPROCESSABLE_ENTITY,
-            request_limit: 1 << 20,
+            request_limit: REQUEST_LIMIT,
             comparison: Comparison::new(),
             policy: Policy::new(),
         })
