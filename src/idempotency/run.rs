@@ -160,7 +160,7 @@ impl Idempotency {
             let work = work.clone();
             let transaction =
                 async |tx: &mut Transaction<'_, DB>| self.run_in_transaction(tx, claim, work, doubt).await;
-            match self.retry.attempt(pool, transaction, false).await {
+            match self.retry.attempt(pool, transaction).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(AttemptEnd::Conflict(last)) => attempts.next_attempt(last).await.map_err(RunEnd::Exhausted)?,
                 // Except on MySQL and MariaDB, where autocommit is off until the attempt has ended,
@@ -206,7 +206,7 @@ impl Idempotency {
         loop {
             let transaction =
                 async |tx: &mut Transaction<'_, DB>| self.claim_key(tx, claim).await.map_err(RunError::<E>::Sqlock);
-            match self.retry.attempt(pool, transaction, false).await {
+            match self.retry.attempt(pool, transaction).await {
                 // The claim is committed without a result.
                 Ok(Outcome::New(_)) => {
                     doubt.clear();

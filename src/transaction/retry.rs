@@ -149,11 +149,11 @@ impl Retry {
     /// # Panics
     ///
     /// When the closure panics; the transaction is rolled back.
-    pub async fn run<DB, T, E, F, Kind>(self, pool: &Pool<DB>, work: F) -> Result<T, E>
+    pub async fn run<DB, T, E, F, Marker>(self, pool: &Pool<DB>, work: F) -> Result<T, E>
     where
         DB: Database,
-        E: From<Error> + WorkError<Kind>,
-        Kind: ?Sized,
+        E: From<Error> + WorkError<Marker>,
+        Marker: ?Sized,
         // AsyncFnMut does not work: as of Rust 1.95, the compiler cannot prove that the future of a
         // capturing closure is Send.
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
@@ -161,8 +161,11 @@ impl Retry {
         let mut attempts = self.start_attempts();
         loop {
             let work = work.clone();
-            let work = async |tx: &mut Transaction<'_, DB>| work(tx).await.map_err(RunError::of_work);
-            match self.attempt(pool, work, true).await {
+            let work = async |tx: &mut Transaction<'_, DB>| match work(tx).await {
+                Ok(value) => check_open::<DB>(tx).await.map(|()| value).map_err(RunError::from),
+                Err(error) => Err(RunError::of_work(error)),
+            };
+            match self.attempt(pool, work).await {
                 Ok(value) => return Ok(value),
                 Err(AttemptEnd::Final(error)) => return Err(error.into_error()),
                 Err(AttemptEnd::EndedByWork(source) | AttemptEnd::CommitUnknown(source)) => {
@@ -178,14 +181,8 @@ impl Retry {
         Attempts { retry: self, start: Instant::now(), pauses: PAUSE, begun: 1 }
     }
 
-    /// Runs one attempt. `checks_open`: whether to check before the commit that the transaction is
-    /// still usable. The check is not needed where the last statement shows it.
-    pub(crate) async fn attempt<DB, T, E, F>(
-        &self,
-        pool: &Pool<DB>,
-        work: F,
-        checks_open: bool,
-    ) -> Result<T, AttemptEnd<E>>
+    /// Runs one attempt: begins a transaction, runs the work, and commits or rolls back.
+    pub(crate) async fn attempt<DB, T, E, F>(&self, pool: &Pool<DB>, work: F) -> Result<T, AttemptEnd<E>>
     where
         DB: Database,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>>,
@@ -198,55 +195,18 @@ impl Retry {
             return Err(AttemptEnd::from_error(sqlx::Error::PoolClosed));
         };
         let mut tx = self.begin::<DB>(connection).await.map_err(AttemptEnd::from_error)?;
-        let outcome = match work(&mut tx).await {
-            Ok(value) if checks_open => check_open::<DB>(&mut tx).await.map(|()| value).map_err(RunError::from),
-            Ok(value) => Ok(value),
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(value) => match end_transaction::<DB>(tx, Ending::Commit).await {
-                Ok(true) => {
-                    pooled.is_clean = true;
-                    Ok(value)
-                }
-                Ok(false) => {
-                    pooled.is_clean = true;
-                    Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(ENDED_BY_WORK.into())))
-                }
-                Err(source) if Fault::is_doubtful_commit(&source) => Err(AttemptEnd::CommitUnknown(source)),
-                Err(source) if has_no_transaction::<DB>(&source) => {
-                    pooled.is_clean = true;
-                    Err(AttemptEnd::EndedByWork(source))
-                }
-                // The server answered, so the transaction has ended. (SQLite may leave it open; the
-                // drop then resets it.) On MySQL the session's settings are not restored yet.
-                Err(error) => {
-                    pooled.is_clean = DB::KIND != Kind::MySql;
-                    Err(AttemptEnd::from_error(error))
-                }
-            },
-            Err(error) => {
-                // The rollback runs now, not at the next use of the connection, because other
-                // transactions wait for its locks.
-                let ended = end_transaction::<DB>(tx, Ending::Rollback).await;
-                pooled.is_clean = ended.is_ok();
-                let cause = error.as_error();
-                let is_ended_by_work = match ended {
-                    Ok(true) => false,
-                    // On MySQL, a statement may have committed the part before it, which must not
-                    // be repeated.
-                    Ok(false) => is_conflict_error(cause) && !is_conflict_of_server(cause),
-                    // On SQLite, the closure may have gone on after the end: its later statements
-                    // are committed.
-                    Err(refusal) => has_no_transaction::<DB>(&refusal) && !may_end_transaction(cause),
-                };
-                if is_ended_by_work {
-                    let reason = format!("{ENDED_BY_WORK}. The closure failed: {}", report(cause));
-                    return Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(reason)));
-                }
-                Err(AttemptEnd::from_error(error))
+        let (outcome, is_clean) = match work(&mut tx).await {
+            Ok(value) => {
+                let (committed, is_clean) = commit::<DB, E>(tx).await;
+                (committed.map(|()| value), is_clean)
             }
-        }
+            Err(error) => {
+                let (end, is_clean) = roll_back::<DB, E>(tx, error).await;
+                (Err(end), is_clean)
+            }
+        };
+        pooled.is_clean = is_clean;
+        outcome
     }
 
     fn begin<'c, DB: Database>(&self, conn: &'c mut DB::Connection) -> StoreFuture<'c, Transaction<'c, DB>> {
@@ -310,6 +270,40 @@ pub(crate) enum AttemptEnd<E> {
 /// The reason in the error of [`AttemptEnd::EndedByWork`].
 const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
                             error was not returned) or committed it (DDL, or a COMMIT)";
+
+/// Commits the transaction of an attempt. Also returns whether its connection may be used again.
+async fn commit<DB: Database, E>(tx: Transaction<'_, DB>) -> (Result<(), AttemptEnd<E>>, bool) {
+    match end_transaction::<DB>(tx, Ending::Commit).await {
+        Ok(true) => (Ok(()), true),
+        Ok(false) => (Err(AttemptEnd::EndedByWork(sqlx::Error::Protocol(ENDED_BY_WORK.into()))), true),
+        Err(source) if Fault::is_doubtful_commit(&source) => (Err(AttemptEnd::CommitUnknown(source)), false),
+        Err(source) if has_no_transaction::<DB>(&source) => (Err(AttemptEnd::EndedByWork(source)), true),
+        // The server answered, so the transaction has ended. (SQLite may leave it open; the drop
+        // then resets it.) On MySQL the session's settings are not restored yet.
+        Err(error) => (Err(AttemptEnd::from_error(error)), DB::KIND != Kind::MySql),
+    }
+}
+
+/// Rolls back the transaction of an attempt that failed with this error. It does so at once, not at
+/// the next use of the connection, because other transactions wait for its locks. Also returns
+/// whether its connection may be used again.
+async fn roll_back<DB: Database, E>(tx: Transaction<'_, DB>, error: RunError<E>) -> (AttemptEnd<E>, bool) {
+    let ended = end_transaction::<DB>(tx, Ending::Rollback).await;
+    let (is_clean, cause) = (ended.is_ok(), error.as_error());
+    let is_ended_by_work = match ended {
+        Ok(true) => false,
+        // On MySQL, a statement may have committed the part before it, which must not be repeated.
+        Ok(false) => is_conflict_error(cause) && !is_conflict_of_server(cause),
+        // On SQLite, the closure may have gone on after the end: its later statements are
+        // committed.
+        Err(refusal) => has_no_transaction::<DB>(&refusal) && !may_end_transaction(cause),
+    };
+    if is_ended_by_work {
+        let reason = format!("{ENDED_BY_WORK}. The closure failed: {}", report(cause));
+        return (AttemptEnd::EndedByWork(sqlx::Error::Protocol(reason)), is_clean);
+    }
+    (AttemptEnd::from_error(error), is_clean)
+}
 
 /// Ends a transaction. Returns `false` when the transaction had ended before its commit.
 async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
