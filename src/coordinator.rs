@@ -169,7 +169,7 @@ impl Coordinator {
         Acquisition::new(Arc::clone(self), waiter, span, answer)
     }
 
-    /// Notes that the application evicts the holder with this token, perhaps a holder of this
+    /// Records that the application evicts the holder with this token, perhaps a holder of this
     /// client.
     pub(crate) fn begin_eviction(self: &Arc<Self>, name: LockName, token: FencingToken) -> Eviction {
         self.state().evictions.push((name.clone(), token));
@@ -234,12 +234,12 @@ impl Coordinator {
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.start();
         self.is_closed.send_replace(true);
-        let (closed, is_closed) = oneshot::channel();
+        let (reply, closed) = oneshot::channel();
         let mut outcome = Ok(());
         if self.state().phase != Phase::Closed {
-            self.state().closed.push(closed);
+            self.state().close_replies.push(reply);
             self.feed(Event::Close);
-            outcome = match is_closed.await {
+            outcome = match closed.await {
                 Ok(None) => Ok(()),
                 Ok(Some(failure)) => Err(failure.into_error()),
                 Err(_) => Err(Error::Closed),
@@ -263,13 +263,13 @@ impl Coordinator {
         let mut outbox = Outbox::default();
         for waiting in waiters.values() {
             let event = waiting.refused(now, events::RefusalReason::Closed);
-            self.record_request(&state, &mut outbox, waiting.mode.as_str(), event);
+            self.publish_request_locked(&state, &mut outbox, waiting.mode.as_str(), event);
         }
         let ended = (
             waiters,
-            std::mem::take(&mut state.releases),
-            std::mem::take(&mut state.amendments),
-            std::mem::take(&mut state.closed),
+            std::mem::take(&mut state.release_replies),
+            std::mem::take(&mut state.amendment_replies),
+            std::mem::take(&mut state.close_replies),
         );
         drop(state);
         self.drained.notify_waiters();
@@ -315,7 +315,7 @@ impl Coordinator {
             for action in actions {
                 self.act(&mut state, &mut outbox, now, action);
             }
-            self.record_late_heartbeat(&mut state, &mut outbox, now);
+            self.publish_late_heartbeat(&mut state, &mut outbox, now);
             self.executor.set_waiting(state.engine.is_queued());
             self.executor.set_heartbeat_timeout(state.engine.heartbeat_timeout());
             let wakes_at = state.engine.wakes_at();
@@ -335,7 +335,7 @@ impl Coordinator {
     }
 
     /// Stores and publishes the result of a heartbeat.
-    fn note_heartbeat(&self, state: &mut State, outbox: &mut Outbox, sent_at: Moment, result: Result<(), &Error>) {
+    fn record_heartbeat(&self, state: &mut State, outbox: &mut Outbox, sent_at: Moment, result: Result<(), &Error>) {
         let event = match result {
             Ok(()) => {
                 let round_trip = self.now().since(sent_at);
@@ -352,7 +352,7 @@ impl Coordinator {
                 (before.as_ref() != Some(&reason)).then_some(events::Event::HeartbeatFailed { reason })
             }
         };
-        event.into_iter().for_each(|event| self.record(state, outbox, event));
+        event.into_iter().for_each(|event| self.publish_locked(state, outbox, event));
     }
 
     /// Sends a request and feeds its answer back.
@@ -372,7 +372,7 @@ impl Coordinator {
             }
             let note = |state: &mut State, outbox: &mut Outbox| {
                 if is_heartbeat {
-                    coordinator.note_heartbeat(state, outbox, sent_at, result.as_ref().map(|_| ()));
+                    coordinator.record_heartbeat(state, outbox, sent_at, result.as_ref().map(|_| ()));
                 }
                 if is_answered {
                     state.answered_at = now;

@@ -426,22 +426,22 @@ impl TaskQueue {
         self.suspicion.send_replace(Suspicion { unanswered_for });
     }
 
-    /// Notes an answer of the database.
-    fn note_answer(&self) {
+    /// Records an answer of the database.
+    fn record_answer(&self) {
         let mut state = self.state();
         (state.failure, state.answered_at) = (None, Some(Instant::now()));
     }
 
-    /// Notes why a connection was lost.
-    fn note_failure(&self, reason: String) {
+    /// Records why a connection was lost.
+    fn record_failure(&self, reason: String) {
         self.state().failure = Some(FailureReport { at: Instant::now(), reason });
     }
 
-    /// Notes why no connection could be opened. While another connection is open, the database is
+    /// Records why no connection could be opened. While another connection is open, the database is
     /// available.
-    fn note_refusal(&self, reason: String) {
+    fn record_connect_failure(&self, reason: String) {
         if self.state().open == 0 {
-            self.note_failure(reason);
+            self.record_failure(reason);
         }
     }
 

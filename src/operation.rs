@@ -15,7 +15,7 @@ pub(crate) trait Operation: Send + Sync + 'static {
     /// Returns the operation for error texts: `cannot {attempted}`.
     fn attempted(&self) -> &'static str;
 
-    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, Self::Output>;
+    fn run<'a>(&'a self, store: &'a mut dyn Store) -> StoreFuture<'a, Self::Output>;
 
     /// Adds the operation to a batch, or begins one. Returns `false` if it must be sent alone.
     fn join(&self, batch: &mut Option<Batch>) -> bool {
@@ -48,8 +48,8 @@ impl Operation for Request {
         }
     }
 
-    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, Response> {
-        session.execute(self)
+    fn run<'a>(&'a self, store: &'a mut dyn Store) -> StoreFuture<'a, Response> {
+        store.execute(self)
     }
 
     fn join(&self, batch: &mut Option<Batch>) -> bool {
@@ -68,7 +68,7 @@ impl Operation for Request {
 }
 
 macro_rules! operation {
-    ($(#[$doc:meta])* $type:ty => $attempted:literal, $output:ty, |$self:ident, $session:ident| $run:expr) => {
+    ($(#[$doc:meta])* $type:ty => $attempted:literal, $output:ty, |$self:ident, $store:ident| $run:expr) => {
         $(#[$doc])*
         impl Operation for $type {
             type Output = $output;
@@ -77,7 +77,7 @@ macro_rules! operation {
                 $attempted
             }
 
-            fn run<'a>(&'a $self, $session: &'a mut dyn Store) -> StoreFuture<'a, $output> {
+            fn run<'a>(&'a $self, $store: &'a mut dyn Store) -> StoreFuture<'a, $output> {
                 $run
             }
         }
@@ -114,19 +114,19 @@ pub(crate) struct Ensure(pub(crate) LockName);
 /// Looks up a column: schema, table, the column and the others of its key.
 pub(crate) struct LookUpColumn(pub(crate) (String, String, Vec<String>));
 
-operation!(Connect => "connect", (), |self, session| {
-    let _ = session;
+operation!(Connect => "connect", (), |self, store| {
+    let _ = store;
     Box::pin(async { Ok(()) })
 });
-operation!(ListHolders => "list", Vec<ListedHolder>, |self, session| session.list(&self.0));
-operation!(ListWaiters => "list waiters", Vec<ListedWaiter>, |self, session| session.waiters(&self.0));
-operation!(WriteNote => "write a note", bool, |self, session| session.write_note(&self.0));
-operation!(ReadNote => "read a note", Option<String>, |self, session| session.last_note(&self.0));
-operation!(Sweep => "sweep", Swept, |self, session| session.sweep(&self.0));
-operation!(Uptime => "ask for the uptime", Option<Duration>, |self, session| session.uptime());
-operation!(ReadOrigin => "read the age of the tables", Origin, |self, session| session.origin());
-operation!(Ensure => "create the row of a name", (), |self, session| session.ensure(&self.0));
-operation!(LookUpColumn => "look a table up", Option<Column>, |self, session| session.column(&self.0));
+operation!(ListHolders => "list", Vec<ListedHolder>, |self, store| store.list(&self.0));
+operation!(ListWaiters => "list waiters", Vec<ListedWaiter>, |self, store| store.waiters(&self.0));
+operation!(WriteNote => "write a note", bool, |self, store| store.write_note(&self.0));
+operation!(ReadNote => "read a note", Option<String>, |self, store| store.last_note(&self.0));
+operation!(Sweep => "sweep", Swept, |self, store| store.sweep(&self.0));
+operation!(Uptime => "ask for the uptime", Option<Duration>, |self, store| store.uptime());
+operation!(ReadOrigin => "read the age of the tables", Origin, |self, store| store.origin());
+operation!(Ensure => "create the row of a name", (), |self, store| store.ensure(&self.0));
+operation!(LookUpColumn => "look a table up", Option<Column>, |self, store| store.column(&self.0));
 
 impl Operation for RecordCommand {
     type Output = RecordResponse;
@@ -135,7 +135,7 @@ impl Operation for RecordCommand {
         RecordCommand::attempted(self)
     }
 
-    fn run<'a>(&'a self, session: &'a mut dyn Store) -> StoreFuture<'a, RecordResponse> {
-        session.execute_command(self)
+    fn run<'a>(&'a self, store: &'a mut dyn Store) -> StoreFuture<'a, RecordResponse> {
+        store.execute_command(self)
     }
 }

@@ -51,12 +51,12 @@ impl Failover {
             let address = server.address();
             self.first.store((i + 1) % count, Ordering::Relaxed);
             match timeout(within, connect(server)).await {
-                Ok(Ok(session)) => {
+                Ok(Ok(store)) => {
                     self.first.store(i, Ordering::Relaxed);
                     if self.chosen.swap(i, Ordering::Relaxed) != i {
                         tracing::info!(server = address, "writing here from now on");
                     }
-                    return Ok(session);
+                    return Ok(store);
                 }
                 Ok(Err(error)) => {
                     let reason = reason(&error);
@@ -70,9 +70,9 @@ impl Failover {
 
     /// Connects to a server that accepts writes, and returns it.
     async fn choose(&self) -> Result<&dyn Backend, sqlx::Error> {
-        let session = self.connect().await?;
+        let store = self.connect().await?;
         // An error on closing does not matter: the server has accepted the connection.
-        let _ = timeout(RESERVE, session.close()).await;
+        let _ = timeout(RESERVE, store.close()).await;
         Ok(self.chosen())
     }
 }

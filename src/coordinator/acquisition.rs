@@ -38,7 +38,7 @@ impl Acquisition {
     }
 
     /// Ends the span.
-    fn record(&mut self, outcome: &str) {
+    fn end_span(&mut self, outcome: &str) {
         let waited = self.coordinator.now().since(self.since);
         end_span(&mut self.span, "waited", waited, outcome);
     }
@@ -62,11 +62,11 @@ impl Future for Acquisition {
             match &mut answer {
                 Ok(held) => {
                     held.trace(&self.span);
-                    self.record("acquired");
+                    self.end_span("acquired");
                 }
                 Err(refusal) => {
                     let is_unavailable = self.coordinator.executor.failure().is_some();
-                    self.record(refusal_reason(refusal, is_unavailable).as_str());
+                    self.end_span(refusal_reason(refusal, is_unavailable).as_str());
                 }
             }
             answer
@@ -82,7 +82,7 @@ impl Drop for Acquisition {
             // Under one lock: a grant in between would reach neither the caller nor the engine's
             // waiter.
             let mut waiting = None;
-            self.record(RefusalReason::Cancelled.as_str());
+            self.end_span(RefusalReason::Cancelled.as_str());
             let cancel = |state: &mut State, _: &mut Outbox| {
                 waiting = state.waiters.remove(&waiter);
                 Event::Cancel { waiter }

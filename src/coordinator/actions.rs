@@ -24,12 +24,12 @@ impl Coordinator {
 
     /// Publishes an event while the state is locked, so that events keep their order. The report is
     /// written after the state is unlocked.
-    pub(super) fn record(&self, state: &State, outbox: &mut Outbox, event: Event) {
-        self.record_request(state, outbox, "", event);
+    pub(super) fn publish_locked(&self, state: &State, outbox: &mut Outbox, event: Event) {
+        self.publish_request_locked(state, outbox, "", event);
     }
 
     /// Publishes an event about a request of this kind while the state is locked.
-    pub(super) fn record_request(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
+    pub(super) fn publish_request_locked(&self, state: &State, outbox: &mut Outbox, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
         let is_eviction = state.is_eviction(&event);
         let is_drain = state.phase == Phase::Draining;
@@ -37,12 +37,12 @@ impl Coordinator {
     }
 
     /// Reports a heartbeat that has become late.
-    pub(super) fn record_late_heartbeat(&self, state: &mut State, outbox: &mut Outbox, now: Moment) {
+    pub(super) fn publish_late_heartbeat(&self, state: &mut State, outbox: &mut Outbox, now: Moment) {
         if let Pulse::Late(unanswered_for) = state.engine.pulse(now)
             && state.heartbeat != HeartbeatReport::Late
         {
             state.heartbeat = HeartbeatReport::Late;
-            self.record(state, outbox, Event::HeartbeatLate { unanswered_for });
+            self.publish_locked(state, outbox, Event::HeartbeatLate { unanswered_for });
         }
     }
 
@@ -55,55 +55,55 @@ impl Coordinator {
             }
             Action::Waits { waiter } => {
                 if let Some(Waiting { name, .. }) = state.waiters.get(&waiter) {
-                    self.record(state, outbox, Event::Waiting { name: name.clone() });
+                    self.publish_locked(state, outbox, Event::Waiting { name: name.clone() });
                 }
             }
             Action::Granted { waiter, grant } => self.deliver_grant(state, outbox, now, waiter, grant),
             Action::Refused { waiter, refusal } => {
                 if let Some(waiting) = state.waiters.remove(&waiter) {
                     let reason = refusal_reason(&refusal, self.executor.failure().is_some());
-                    self.record_request(state, outbox, waiting.mode.as_str(), waiting.refused(now, reason));
+                    self.publish_request_locked(state, outbox, waiting.mode.as_str(), waiting.refused(now, reason));
                     let _ = waiting.reply.send(Err(refusal));
                 }
             }
             Action::Released { lease, verdict } => self.deliver_verdict(state, outbox, now, lease, verdict),
             Action::Lost { lease, cause } => {
-                if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
+                if let Some(Hold { name, token, since }) = state.unreported.remove(&lease) {
                     let held = now.since(since);
-                    self.record(state, outbox, Event::Lost { name, token, held, cause });
+                    self.publish_locked(state, outbox, Event::Lost { name, token, held, cause });
                 }
-                if let Some(signals) = state.leases.remove(&lease) {
+                if let Some(signals) = state.signals.remove(&lease) {
                     let _ = signals.cause.set(cause);
                     signals.ended.notify_waiters();
                 }
             }
             Action::ReleaseRequested { lease } => {
-                if let Some(Hold { name, token, .. }) = state.holds.get(&lease) {
+                if let Some(Hold { name, token, .. }) = state.unreported.get(&lease) {
                     let (name, token) = (name.clone(), *token);
-                    self.record(state, outbox, Event::ReleaseRequested { name, token });
+                    self.publish_locked(state, outbox, Event::ReleaseRequested { name, token });
                 }
-                if let Some(signals) = state.leases.get(&lease) {
+                if let Some(signals) = state.signals.get(&lease) {
                     signals.request_release();
                 }
             }
             Action::Amended { lease, result } => {
-                if let Some(reply) = state.amendments.get_mut(&lease).and_then(VecDeque::pop_front) {
+                if let Some(reply) = state.amendment_replies.get_mut(&lease).and_then(VecDeque::pop_front) {
                     let _ = reply.send(result);
                 }
             }
             Action::Exported { lease, exported } => {
                 if exported.is_some()
-                    && let Some(Hold { name, token, since }) = state.holds.remove(&lease)
+                    && let Some(Hold { name, token, since }) = state.unreported.remove(&lease)
                 {
                     let held = now.since(since);
-                    self.record(state, outbox, Event::Exported { name, token, held });
+                    self.publish_locked(state, outbox, Event::Exported { name, token, held });
                 }
                 state.exported = exported.map(|exported| (lease, exported));
             }
             Action::Closed { failure } => {
                 state.phase = Phase::Closed;
-                for closed in std::mem::take(&mut state.closed) {
-                    let _ = closed.send(failure.clone());
+                for reply in std::mem::take(&mut state.close_replies) {
+                    let _ = reply.send(failure.clone());
                 }
             }
         }
@@ -123,18 +123,18 @@ impl Coordinator {
             return;
         };
         let (name, token, waited) = (grant.name.clone(), grant.token, now.since(waiting.since));
-        state.holds.insert(grant.lease, Hold { name: name.clone(), token, since: now });
+        state.unreported.insert(grant.lease, Hold { name: name.clone(), token, since: now });
         let kind = waiting.mode.as_str();
-        self.record_request(state, outbox, kind, Event::Acquired { name, token, waited });
+        self.publish_request_locked(state, outbox, kind, Event::Acquired { name, token, waited });
         let signals = Arc::<LeaseSignals>::default();
-        state.leases.insert(grant.lease, Arc::clone(&signals));
+        state.signals.insert(grant.lease, Arc::clone(&signals));
         let lease = HeldLease::new(Arc::clone(self), grant, waiting.owner, signals, waiting.resumes);
         outbox.unwanted.extend(waiting.reply.send(Ok(lease)).err());
     }
 
     /// Tells the caller that releases a lease how its holding ended.
     fn deliver_verdict(&self, state: &mut State, outbox: &mut Outbox, now: Moment, lease: LeaseKey, verdict: Verdict) {
-        if let Some(Hold { name, token, since }) = state.holds.remove(&lease) {
+        if let Some(Hold { name, token, since }) = state.unreported.remove(&lease) {
             let held = now.since(since);
             let event = match verdict {
                 Verdict::Lost(cause) => Event::Lost { name, token, held, cause },
@@ -143,9 +143,9 @@ impl Coordinator {
                     Event::Released { name, token, held, is_confirmed }
                 }
             };
-            self.record(state, outbox, event);
+            self.publish_locked(state, outbox, event);
         }
-        if let Some(reply) = state.releases.remove(&lease) {
+        if let Some(reply) = state.release_replies.remove(&lease) {
             let _ = reply.send(verdict);
         }
     }

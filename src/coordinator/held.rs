@@ -57,7 +57,7 @@ impl HeldLease {
     }
 
     /// Ends the span.
-    fn record(&mut self, outcome: &str) {
+    fn end_span(&mut self, outcome: &str) {
         let held = self.coordinator.now().since(self.since);
         end_span(&mut self.span, "held", held, outcome);
     }
@@ -190,7 +190,7 @@ impl HeldLease {
         let (lease, signals) = (self.key(), Arc::clone(&self.signals));
         let amend = |state: &mut State, _: &mut Outbox| {
             if !state.is_abandoned {
-                state.amendments.entry(lease).or_default().push_back(reply);
+                state.amendment_replies.entry(lease).or_default().push_back(reply);
             }
             Event::Amend { lease, amendment }
         };
@@ -222,7 +222,7 @@ impl HeldLease {
         match exported {
             Some(exported) => {
                 self.is_released = true;
-                self.record("exported");
+                self.end_span("exported");
                 Ok(exported)
             }
             None => Err(Box::new(self)),
@@ -238,11 +238,11 @@ impl HeldLease {
         let (reply, answer) = oneshot::channel();
         self.is_released = true;
         let lost = self.loss();
-        self.record(if lost.is_some() { "lost" } else { "released" });
+        self.end_span(if lost.is_some() { "lost" } else { "released" });
         let lease = self.key();
         let release = |state: &mut State, _: &mut Outbox| {
             if !state.is_abandoned {
-                state.releases.insert(lease, reply);
+                state.release_replies.insert(lease, reply);
             }
             Event::Release { lease }
         };
@@ -259,15 +259,15 @@ impl HeldLease {
 impl State {
     /// Removes the state of a lease whose handle was dropped.
     fn forget(&mut self, lease: LeaseKey) {
-        self.leases.remove(&lease);
-        self.amendments.remove(&lease);
+        self.signals.remove(&lease);
+        self.amendment_replies.remove(&lease);
     }
 }
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
         if !self.is_released {
-            self.record("dropped");
+            self.end_span("dropped");
             let lease = self.key();
             let event = match self.resumes {
                 Some(exported) => Event::HandBack { lease, exported },

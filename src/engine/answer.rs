@@ -19,7 +19,7 @@ use crate::token::FencingToken;
 
 impl Engine {
     pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
-        self.note_steadiness(now, request, &answer);
+        self.record_steadiness(now, request, &answer);
         if self.heartbeat.is_beat(request) {
             return self.heartbeat_answered(now, answer);
         }
@@ -37,7 +37,7 @@ impl Engine {
             self.mark_lingering(now, &name, &body);
         }
         if may_linger || is_repeated {
-            self.note_repetition(&name, &step);
+            self.record_repetition(&name, &step);
         }
         let granting = |token, ttl| Granting { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
         match (result, step, body) {
@@ -83,10 +83,10 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Notes a late or failed answer. Other clients may have missed heartbeats for the same reason:
+    /// Records a late or failed answer. Other clients may have missed heartbeats for the same reason:
     /// they get the time of one heartbeat before their entries count as dead. An error about one
     /// name does not concern them.
-    fn note_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
+    fn record_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
         let is_beat = self.heartbeat.is_beat(request);
         let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());
         if answer.may_linger || has_failed || now.since(answer.sent_at) >= UNREACHABLE_AFTER {
@@ -94,8 +94,8 @@ impl Engine {
         }
     }
 
-    /// Notes that a request was sent more than once: the first one may have ended its holding.
-    fn note_repetition(&mut self, name: &LockName, step: &Step) {
+    /// Records that a request was sent more than once: the first one may have ended its holding.
+    fn record_repetition(&mut self, name: &LockName, step: &Step) {
         self.heartbeat.repeated();
         let ended = match step {
             Step::Release(id) | Step::Transition { given_up: Some(id) } => Some(*id),
@@ -157,7 +157,7 @@ impl Engine {
         }
     }
 
-    /// Notes that a request about these acquisitions may take effect late.
+    /// Records that a request about these acquisitions may take effect late.
     pub(super) fn mark_lingering(&mut self, now: Moment, name: &LockName, body: &Request) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -204,7 +204,7 @@ impl Engine {
         self.note_release_requests(name, requested_up_to);
     }
 
-    /// Notes that the holders of tokens up to this one were asked to release the name.
+    /// Records that the holders of tokens up to this one were asked to release the name.
     pub(super) fn note_release_requests(&mut self, name: &LockName, token: i64) {
         let Some(state) = self.names.get_mut(name).filter(|_| !is_on(Mutation::ForgetAsked)) else {
             return;

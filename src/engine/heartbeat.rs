@@ -139,13 +139,13 @@ impl Heartbeat {
         }
     }
 
-    /// Notes that a beat has failed: another store may answer the next one.
+    /// Records that a beat has failed: another store may answer the next one.
     pub(super) fn interrupted(&mut self) {
         self.is_interrupted = !is_on(Mutation::TrustAnyStore);
         self.has_failed = true;
     }
 
-    /// Notes that another request was repeated. Before the first beat, only this tells that the
+    /// Records that another request was repeated. Before the first beat, only this tells that the
     /// store may have been restarted and has lost the latest releases.
     pub(super) fn repeated(&mut self) {
         self.is_interrupted |= self.answered_at == Moment::default() && !is_on(Mutation::TrustAnyStore);

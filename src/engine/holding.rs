@@ -197,7 +197,7 @@ impl Holding {
         }
     }
 
-    /// Notes that a look at the holding is in flight.
+    /// Records that a look at the holding is in flight.
     pub(super) fn look(&mut self) {
         self.looking_for = Some(self.leaving.len());
         self.look_at = None;

@@ -25,7 +25,7 @@ pub(super) struct Ended {
 impl Engine {
     /// Records the end of an acquisition on a name that the engine forgets. Drops old records when
     /// there are many.
-    pub(super) fn note_end(&mut self, now: Moment, name: &LockName, ended: Ended) {
+    pub(super) fn record_end(&mut self, now: Moment, name: &LockName, ended: Ended) {
         if self.ended.len() == self.ended.capacity() {
             let answered_at = self.heartbeat.answered_at();
             self.ended.retain(|_, ended| answered_at < ended.at + LONGEST_LAG && now < ended.at + NOTED_FOR);

@@ -88,7 +88,7 @@ impl Engine {
         }
         if is_idle {
             if let Some(ended) = self.names.remove(name).and_then(|state| state.ended()) {
-                self.note_end(now, name, ended);
+                self.record_end(now, name, ended);
             }
             return;
         }

@@ -166,7 +166,7 @@ pub(super) struct Worker {
 
 /// An open connection.
 struct Connection {
-    session: Box<dyn Store>,
+    store: Box<dyn Store>,
     _open: Open,
 }
 
@@ -213,7 +213,7 @@ impl Worker {
             let has_connection = self.connection.is_some();
             let notified = async {
                 match (&mut self.connection, &self.sink) {
-                    (Some(connection), Some(_)) if !self.is_listener_lost => connection.session.notified().await,
+                    (Some(connection), Some(_)) if !self.is_listener_lost => connection.store.notified().await,
                     _ => std::future::pending().await,
                 }
             };
@@ -239,14 +239,14 @@ impl Worker {
             }
         }
         if let Some(connection) = self.connection.take() {
-            let _ = timeout(CONNECT_WITHIN, connection.session.close()).await;
+            let _ = timeout(CONNECT_WITHIN, connection.store.close()).await;
         }
     }
 
     async fn run_one(&mut self, mut task: Box<dyn Pending>) {
         match self.attempt(&mut *task).await {
             Ok(()) => {
-                self.queue.note_answer();
+                self.queue.record_answer();
                 // A task submitted by an answer is sent next on this connection.
                 let _idle = self.queue.idle();
                 task.finish(None);
@@ -265,9 +265,9 @@ impl Worker {
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
         let (answers, failure) =
-            match answered(within, &mut self.suspicion, None, connection.session.execute_batch(&batch)).await {
+            match answered(within, &mut self.suspicion, None, connection.store.execute_batch(&batch)).await {
                 Ok(answers) => {
-                    self.queue.note_answer();
+                    self.queue.record_answer();
                     (answers, None)
                 }
                 Err(failure) => (Vec::new(), Some(failure)),
@@ -302,7 +302,7 @@ impl Worker {
                 Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()),
                 None => self.backend.connect(),
             };
-            let session = match timeout(within, panics::caught_in(connecting)).await {
+            let store = match timeout(within, panics::caught_in(connecting)).await {
                 Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
                 Ok(Err(panic)) => return Err(Failure::Panic(panic)),
                 Err(_) => {
@@ -311,8 +311,8 @@ impl Worker {
                 }
             };
             (self.backoff, self.connect_within) = (reconnecting(), Duration::ZERO);
-            self.queue.note_answer();
-            self.connection = Some(Connection { session, _open: self.queue.open() });
+            self.queue.record_answer();
+            self.connection = Some(Connection { store, _open: self.queue.open() });
             self.is_listener_lost = false;
             self.suspicion.mark_unchanged();
             if std::mem::take(&mut self.has_lost) {
@@ -327,8 +327,7 @@ impl Worker {
         measure::statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_within;
-        answered(within, &mut self.suspicion, self.heartbeat_timeout.as_mut(), task.send(&mut *connection.session))
-            .await
+        answered(within, &mut self.suspicion, self.heartbeat_timeout.as_mut(), task.send(&mut *connection.store)).await
     }
 
     /// Makes the other connections of the queue suspect if this connection was silent: the next
@@ -353,8 +352,8 @@ impl Worker {
             // An orderly close would wait for the missing answer.
             self.has_lost |= self.connection.take().is_some();
             match failure {
-                Failure::Unconnected(_) => self.queue.note_refusal(failure.reason()),
-                _ => self.queue.note_failure(failure.reason()),
+                Failure::Unconnected(_) => self.queue.record_connect_failure(failure.reason()),
+                _ => self.queue.record_failure(failure.reason()),
             }
         }
     }

@@ -115,7 +115,7 @@ impl Attempt {
     /// After the future was dropped, the result may be stored. Otherwise the next attempt
     /// continues.
     pub async fn complete<T: Serialize + ?Sized>(&self, result: &T) -> Result<()> {
-        self.complete_within(result, self.idempotency.limit).await
+        self.complete_within(result, self.idempotency.result_limit).await
     }
 
     async fn complete_within<T: Serialize + ?Sized>(&self, result: &T, limit: usize) -> Result<()> {
@@ -153,7 +153,7 @@ impl Attempt {
         result: &T,
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
-        let ending = self.done_ending(encode(result, self.idempotency.limit)?)?;
+        let ending = self.done_ending(encode(result, self.idempotency.result_limit)?)?;
         let ended =
             records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(claim_error::<DB>)?;
         if ended == 0 {
@@ -226,7 +226,7 @@ impl Attempt {
 
     fn done_ending(&self, result: Vec<u8>) -> Result<AttemptEnding> {
         let result = self.seal(Content::Result, result)?;
-        Ok(AttemptEnding::Done { result, keep: micros(self.idempotency.retention) })
+        Ok(AttemptEnding::Done { result, retention_micros: micros(self.idempotency.retention) })
     }
 
     fn seal(&self, content: Content<'_>, bytes: Vec<u8>) -> Result<Vec<u8>> {

@@ -98,7 +98,13 @@ impl Idempotency {
             if claimed == ClaimOutcome::Claimed {
                 let (id, seal) = (claim.key.id.clone(), self.seal.clone());
                 let open_state = claim.open_state();
-                return Ok(Outcome::New(Claim { id, open_state, keep: claim.keep, limit: self.limit, seal }));
+                return Ok(Outcome::New(Claim {
+                    id,
+                    open_state,
+                    retention_micros: claim.retention_micros,
+                    result_limit: self.result_limit,
+                    seal,
+                }));
             }
             if claimed == ClaimOutcome::RecordExists {
                 let record =
@@ -167,8 +173,8 @@ pub struct Claim {
     id: String,
     /// The state of the record until the result is stored.
     open_state: State,
-    keep: i64,
-    limit: usize,
+    retention_micros: i64,
+    result_limit: usize,
     seal: Seal,
 }
 
@@ -188,13 +194,13 @@ impl Claim {
         tx: &mut Transaction<'_, DB>,
         result: &T,
     ) -> Result<()> {
-        let result = encode(result, self.limit)?;
+        let result = encode(result, self.result_limit)?;
         self.store(tx, result).await
     }
 
     pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: Vec<u8>) -> Result<()> {
         let result = self.seal.seal(Content::Result, &self.id, result)?;
-        let stored = records::complete::<DB>(tx, &self.id, self.open_state, &result, self.keep).await;
+        let stored = records::complete::<DB>(tx, &self.id, self.open_state, &result, self.retention_micros).await;
         if stored.map_err(claim_error::<DB>)? { Ok(()) } else { Err(Error::NotClaimed) }
     }
 }

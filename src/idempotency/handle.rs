@@ -108,9 +108,9 @@ pub struct Idempotency {
     pub(super) namespace: String,
     pub(super) retention: Duration,
     pub(super) after_retention: AfterRetention,
-    pub(super) lease: Duration,
+    pub(super) lease_ttl: Duration,
     pub(super) wait: Duration,
-    pub(super) limit: usize,
+    pub(super) result_limit: usize,
     pub(super) request_limit: usize,
     pub(super) seal: Seal,
     pub(super) retry: Retry,
@@ -139,9 +139,9 @@ impl Idempotency {
             namespace: "default".into(),
             retention: RETENTION,
             after_retention: AfterRetention::Forget,
-            lease: LEASE_TTL,
+            lease_ttl: LEASE_TTL,
             wait: Duration::ZERO,
-            limit: RESULT_LIMIT,
+            result_limit: RESULT_LIMIT,
             request_limit: REQUEST_LIMIT,
             seal: Seal::default(),
             retry: Retry::new(),
@@ -175,7 +175,7 @@ impl Idempotency {
     /// Sets the TTL of the lease of an [attempt](Self::attempt): 30 seconds by default. As
     /// [`LeaseRequest::ttl`].
     pub fn lease(mut self, ttl: Duration) -> Self {
-        self.lease = ttl;
+        self.lease_ttl = ttl;
         self
     }
 
@@ -190,7 +190,7 @@ impl Idempotency {
 
     /// Limits the bytes of a stored result: 1 MiB by default.
     pub fn result_limit(mut self, bytes: usize) -> Self {
-        self.limit = bytes;
+        self.result_limit = bytes;
         self
     }
 
@@ -244,7 +244,7 @@ impl Idempotency {
             key: full_key,
             fingerprint: request.bytes(),
             request: stored.transpose()?,
-            keep: crate::backend::micros(self.retention),
+            retention_micros: crate::backend::micros(self.retention),
             permanent: self.after_retention == AfterRetention::Refuse,
             issued: key.is_issued(),
             is_unknown_until_done: false,
@@ -262,7 +262,7 @@ impl Idempotency {
     /// Requests the lease on a key. Its owner is new, so a duplicate in the same
     /// [scope](Owner::scope) does not re-enter.
     pub(super) fn lease_request(&self, key: &FullKey) -> LeaseRequest {
-        LeaseRequest::new(Arc::clone(&self.client), lease_name(key)).owner(Owner::random()).ttl(self.lease)
+        LeaseRequest::new(Arc::clone(&self.client), lease_name(key)).owner(Owner::random()).ttl(self.lease_ttl)
     }
 }
 
@@ -276,7 +276,7 @@ impl fmt::Debug for Idempotency {
         f.debug_struct("Idempotency")
             .field("namespace", &self.namespace)
             .field("retention", &self.retention)
-            .field("lease", &self.lease)
+            .field("lease_ttl", &self.lease_ttl)
             .field("wait", &self.wait)
             .finish_non_exhaustive()
     }

@@ -104,8 +104,8 @@ impl Idempotency {
         let Resolution { result, by, note } = resolution;
         key::check("operator", &by)?;
         check_note(&note)?;
-        if let Some(bytes) = result.as_ref().map(Vec::len).filter(|bytes| *bytes > self.limit) {
-            return Err(Error::ResultTooLarge { bytes, limit: self.limit });
+        if let Some(bytes) = result.as_ref().map(Vec::len).filter(|bytes| *bytes > self.result_limit) {
+            return Err(Error::ResultTooLarge { bytes, limit: self.result_limit });
         }
         let key = self.find_key(key).await?;
         if self.is_in_progress(&key, token).await? {

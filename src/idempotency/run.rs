@@ -73,7 +73,7 @@ impl Idempotency {
     /// # Panics
     ///
     /// When the closure panics; the transaction is rolled back.
-    pub async fn run<DB, T, E, F, Kind>(
+    pub async fn run<DB, T, E, F, Marker>(
         &self,
         pool: &Pool<DB>,
         key: &IdempotencyKey,
@@ -83,8 +83,8 @@ impl Idempotency {
     where
         DB: Database,
         T: Serialize + DeserializeOwned,
-        E: From<Error> + WorkError<Kind>,
-        Kind: ?Sized,
+        E: From<Error> + WorkError<Marker>,
+        Marker: ?Sized,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
         let work = async move |tx: &mut Transaction<'_, DB>| work(tx).await.map_err(RunError::of_work);
@@ -247,7 +247,7 @@ impl Idempotency {
         match outcome {
             Outcome::New(claim) => {
                 let value = work(tx).await?;
-                let result = encode_legibly(&value, self.limit).map_err(RunError::Sqlock)?;
+                let result = encode_legibly(&value, self.result_limit).map_err(RunError::Sqlock)?;
                 claim.store(tx, result).await.map_err(RunError::Sqlock)?;
                 Ok(Outcome::New(value))
             }

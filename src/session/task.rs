@@ -82,7 +82,7 @@ impl SessionTask {
                     if let Some(state) = self.names.get_mut(&name) {
                         state.waiters.retain(|waiter| !waiter.reply.is_closed());
                     }
-                    self.serve(&name).await;
+                    self.grant_or_schedule(&name).await;
                 }
                 Some(Message::Release { name, liveness, outcome }) => self.release(name, &liveness, outcome).await,
                 Some(Message::Drain(done)) => {
@@ -149,11 +149,11 @@ impl SessionTask {
             return;
         }
         state.waiters.push_back(waiter);
-        self.serve(&name).await;
+        self.grant_or_schedule(&name).await;
     }
 
     /// Grants a name to its waiters: now or, in an outage, after the messages that have arrived.
-    async fn serve(&mut self, name: &LockName) {
+    async fn grant_or_schedule(&mut self, name: &LockName) {
         match self.outage {
             None => self.grant_waiters(name).await,
             Some(_) => self.schedule_name(name, Some(Instant::now())),
@@ -353,7 +353,7 @@ impl SessionTask {
         if let Some(reply) = reply {
             let _ = reply.send(outcome);
         }
-        self.serve(&name).await;
+        self.grant_or_schedule(&name).await;
     }
 
     /// Proves that the connection is alive, or closes it when no caller needs it.

@@ -314,7 +314,7 @@ impl World {
 
     // ---- events
 
-    /// Notes that a fault may delay a client until `until`.
+    /// Records that a fault may delay a client until `until`.
     fn disturb(&mut self, client: usize, until: u64) {
         let disturbed_at = &mut self.clients[client].disturbed_at;
         *disturbed_at = until.max(*disturbed_at);

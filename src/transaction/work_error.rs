@@ -18,7 +18,7 @@ use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
 /// - `anyhow::Error`, `eyre::Report` and `Box<dyn std::error::Error + Send + Sync>`: types that are
 ///   no `std::error::Error`, but can be borrowed as one with [`AsRef`].
 ///
-/// `Kind` separates the two, and is inferred.
+/// `Marker` separates the two, and is inferred.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -52,7 +52,7 @@ use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
     note = "the error must implement `std::error::Error + 'static`, or `AsRef<dyn std::error::Error + Send + Sync>`",
     note = "for example `sqlock::Error`, `anyhow::Error`, or an enum with a variant `#[from] sqlock::Error`"
 )]
-pub trait WorkError<Kind: ?Sized> {
+pub trait WorkError<Marker: ?Sized> {
     /// Returns the error as one whose sources can be read.
     fn as_error(&self) -> &(dyn StdError + 'static);
 }
@@ -77,9 +77,9 @@ pub(crate) enum RunError<E> {
 
 impl<E> RunError<E> {
     /// Makes the error of the work.
-    pub(crate) fn of_work<Kind: ?Sized>(error: E) -> Self
+    pub(crate) fn of_work<Marker: ?Sized>(error: E) -> Self
     where
-        E: WorkError<Kind>,
+        E: WorkError<Marker>,
     {
         Self::Work { error, as_error: E::as_error }
     }

@@ -56,7 +56,7 @@ pub(crate) enum AttemptEnding {
     /// not count.
     Done {
         result: Vec<u8>,
-        keep: i64,
+        retention_micros: i64,
     },
     Unknown,
 }
@@ -70,11 +70,11 @@ pub(crate) async fn end<DB: RecordDialect>(
 ) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET ");
     let state = match ending {
-        AttemptEnding::Done { result, keep } => {
+        AttemptEnding::Done { result, retention_micros } => {
             query.push("request = NULL, result = ");
             DB::push_bytes(&mut query, result);
             query.push(", expires_at = ").push(DB::NOW).push(" + ");
-            DB::push_integer(&mut query, *keep);
+            DB::push_integer(&mut query, *retention_micros);
             query.push(", ");
             State::Done
         }

@@ -14,7 +14,7 @@ pub struct ClaimRequest {
     /// The request that an attempt stores with its record, for attempts that resume it.
     pub request: Option<Vec<u8>>,
     /// The retention of the record, in microseconds.
-    pub keep: i64,
+    pub retention_micros: i64,
     /// Whether the key is refused after the retention.
     pub permanent: bool,
     /// Whether the key is a token that must have been issued.
@@ -31,7 +31,7 @@ impl ClaimRequest {
             key,
             fingerprint: Vec::new(),
             request: None,
-            keep: 0,
+            retention_micros: 0,
             permanent: false,
             issued: false,
             is_unknown_until_done: false,
@@ -100,12 +100,12 @@ pub(crate) fn push_values<DB: RecordDialect>(
     query.push(", ");
     if state == State::Issued {
         query.push(DB::NOW).push(" + ");
-        DB::push_integer(query, claim.keep);
+        DB::push_integer(query, claim.retention_micros);
     } else {
         query.push("0");
     }
     query.push(", ").push(DB::NOW).push(", ").push(DB::NOW).push(" + ");
-    DB::push_integer(query, claim.keep);
+    DB::push_integer(query, claim.retention_micros);
 }
 
 /// Adds the clause with which the INSERT of a new record replaces an expired one.
@@ -140,7 +140,7 @@ pub(crate) fn push_use_token<DB: RecordDialect>(
     request::push(query, claim, state);
     query.push(", created_at = ").push(DB::NOW);
     query.push(", expires_at = CASE WHEN state = 'issued' THEN ").push(DB::NOW).push(" + ");
-    DB::push_integer(query, claim.keep);
+    DB::push_integer(query, claim.retention_micros);
     // MySQL assigns from left to right.
     query.push(" ELSE expires_at END, state = '").push(state.as_str()).push("' WHERE id = ");
     DB::push_text(query, &claim.key.id);
@@ -156,7 +156,7 @@ pub(crate) async fn complete<DB: RecordDialect>(
     id: &str,
     state: State,
     result: &[u8],
-    keep: i64,
+    retention_micros: i64,
 ) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
     DB::push_bytes(&mut query, result);
@@ -165,8 +165,8 @@ pub(crate) async fn complete<DB: RecordDialect>(
     }
     // After short work the expiry of the claim stays: a change would cost an entry in each index.
     query.push(", expires_at = CASE WHEN ").push(DB::NOW).push(" - created_at > ");
-    query.push((keep / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
-    DB::push_integer(&mut query, keep);
+    query.push((retention_micros / 100).min(MICROS_PER_SECOND)).push(" THEN ").push(DB::NOW).push(" + ");
+    DB::push_integer(&mut query, retention_micros);
     query.push(" ELSE expires_at END WHERE id = ");
     DB::push_text(&mut query, id);
     // An attempt under a lease has not written the record.
@@ -180,7 +180,7 @@ pub(super) async fn issue<DB: RecordDialect>(
     key: &FullKey,
     ttl: i64,
 ) -> Result<u64, sqlx::Error> {
-    let claim = ClaimRequest { keep: ttl, issued: true, ..ClaimRequest::for_key(key.clone()) };
+    let claim = ClaimRequest { retention_micros: ttl, issued: true, ..ClaimRequest::for_key(key.clone()) };
     let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
     query.push(INTO).push(" VALUES (");
     push_values::<DB>(&mut query, &claim, State::Issued, 0);

@@ -38,7 +38,7 @@ impl Attempt {
             return Err(self.lost_error().into());
         }
         let result = work().await?;
-        let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.limit)?)?;
+        let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.result_limit)?)?;
         let command = RecordCommand::StoreStep { step: self.step_key(name)?, token: self.token.get(), result: bytes };
         if self.idempotency.send(command).await?.changed == 0 {
             // A command that is repeated after a lost reply finds its result stored.
@@ -69,7 +69,7 @@ impl Attempt {
         result: &T,
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
-        let bytes = self.seal(Content::Step(name), encode(result, self.idempotency.limit)?)?;
+        let bytes = self.seal(Content::Step(name), encode(result, self.idempotency.result_limit)?)?;
         let step = self.step_key(name)?;
         // Without this, another attempt could begin before this transaction commits, and not see
         // the step.

@@ -33,7 +33,7 @@ pub struct Idempotent(Arc<Prepared>);
 
 /// A request with a key, as the layer has read it.
 pub(super) struct Prepared {
-    pub(super) store: Idempotency,
+    pub(super) idempotency: Idempotency,
     pub(super) policy: Policy,
     pub(super) mismatch: StatusCode,
     pub(super) key: IdempotencyKey,
@@ -109,12 +109,12 @@ impl Idempotent {
     /// # Panics
     ///
     /// When the closure panics; the transaction is rolled back.
-    pub async fn run<DB, R, E, F, Kind>(self, pool: &Pool<DB>, work: F) -> Response
+    pub async fn run<DB, R, E, F, Marker>(self, pool: &Pool<DB>, work: F) -> Response
     where
         DB: Database,
         R: IntoResponse,
-        E: IntoResponse + WorkError<Kind>,
-        Kind: ?Sized,
+        E: IntoResponse + WorkError<Marker>,
+        Marker: ?Sized,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E> + Clone,
     {
         let this = &*self.0;
@@ -205,7 +205,7 @@ where
 /// Omits the key, which may be a secret.
 impl fmt::Debug for Idempotent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Idempotent").field("store", &self.0.store).finish_non_exhaustive()
+        f.debug_struct("Idempotent").field("idempotency", &self.0.idempotency).finish_non_exhaustive()
     }
 }
 
@@ -244,9 +244,9 @@ fn slot(parts: &Parts) -> Result<Option<Idempotent>, Response> {
 }
 
 impl Prepared {
-    /// Returns the store without a limit of its own; the policy limits the body of a response.
+    /// Returns the handle without a limit of its own; the policy limits the body of a response.
     fn unbounded(&self) -> Idempotency {
-        self.store.clone().result_limit(usize::MAX)
+        self.idempotency.clone().result_limit(usize::MAX)
     }
 
     /// Returns whether a handler has succeeded without extracting the key.
@@ -255,7 +255,7 @@ impl Prepared {
     }
 
     /// Runs the work, and encodes its response for the record.
-    async fn run_in_transaction<DB, R, E, F, Kind>(
+    async fn run_in_transaction<DB, R, E, F, Marker>(
         &self,
         tx: &mut Transaction<'_, DB>,
         work: F,
@@ -263,8 +263,8 @@ impl Prepared {
     where
         DB: Database,
         R: IntoResponse,
-        E: WorkError<Kind>,
-        Kind: ?Sized,
+        E: WorkError<Marker>,
+        Marker: ?Sized,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<R, E>,
     {
         let rolled_back = |error| RunError::Work { error, as_error: RollbackReason::as_error };
@@ -314,7 +314,7 @@ impl Prepared {
     /// Begins an attempt, or returns the response without one.
     #[allow(clippy::result_large_err, reason = "it is what is answered")]
     pub(super) async fn attempt(&self) -> Result<Arc<Attempt>, Response> {
-        match self.store.attempt(&self.key, &self.fingerprint).await {
+        match self.idempotency.attempt(&self.key, &self.fingerprint).await {
             Ok(Outcome::New(attempt)) => Ok(Arc::new(attempt)),
             Ok(Outcome::Replay(stored)) => Err(match stored.get::<Answer>() {
                 Ok(answer) => answer.into_replay(),

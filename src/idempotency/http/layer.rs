@@ -32,20 +32,23 @@ impl IdempotencyLayer {
     /// Creates a layer whose keys belong to principals: the closure returns the sender of a
     /// request. When it returns `None`, a request with a key is answered with
     /// [`principal-missing`](super#principal-missing).
-    pub fn new(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self::with_scope(store, KeyScope::Principal(Arc::new(principal)))
+    pub fn new(idempotency: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self::with_scope(idempotency, KeyScope::Principal(Arc::new(principal)))
     }
 
     /// Creates a layer whose keys belong to no principal: **every client that knows a key receives
     /// its response**. For example, for the identifiers of events that a provider sends.
-    pub fn global(store: Idempotency) -> Self {
-        Self::with_scope(store, KeyScope::Global)
+    pub fn global(idempotency: Idempotency) -> Self {
+        Self::with_scope(idempotency, KeyScope::Global)
     }
 
     /// Creates a layer whose keys are tokens that were [issued](Idempotency::issue) to the
     /// principal; other tokens are answered with [`token-not-valid`](super#token-not-valid).
-    pub fn issued(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self::with_scope(store, KeyScope::Issued(Arc::new(principal)))
+    pub fn issued(
+        idempotency: Idempotency,
+        principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self::with_scope(idempotency, KeyScope::Issued(Arc::new(principal)))
     }
 
     /// Creates a layer that behaves like Stripe's API v1, as far as it is
@@ -62,17 +65,20 @@ impl IdempotencyLayer {
     /// Differences: problems are `application/problem+json`, a key belongs to its sender, a request
     /// that ended with [`conflict`](super#conflict) is not stored, and under a lease an error is
     /// stored only if it is a [refusal](Self::refusals).
-    pub fn stripe_v1(store: Idempotency, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        let mut layer = Self::new(store.retention(Duration::from_secs(24 * 60 * 60)), principal);
+    pub fn stripe_v1(
+        idempotency: Idempotency,
+        principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        let mut layer = Self::new(idempotency.retention(Duration::from_secs(24 * 60 * 60)), principal);
         layer.0.methods = vec![Method::POST];
         layer.0.reading = Reading::Literal;
         layer.0.mismatch = StatusCode::BAD_REQUEST;
         layer.store_if(|_| true)
     }
 
-    fn with_scope(store: Idempotency, key_scope: KeyScope) -> Self {
+    fn with_scope(idempotency: Idempotency, key_scope: KeyScope) -> Self {
         Self(Settings {
-            store,
+            idempotency,
             key_scope,
             methods: vec![Method::POST, Method::PATCH],
             required: false,
@@ -153,8 +159,8 @@ impl IdempotencyLayer {
         F: AsyncFnOnce(&Attempt) -> Result<R, E> + Clone,
     {
         let policy = &self.0.policy;
-        let store = self.0.store.clone().result_limit(usize::MAX);
-        store.resume(async move |attempt: &Attempt| resume_work(policy, attempt, work).await).await
+        let idempotency = self.0.idempotency.clone().result_limit(usize::MAX);
+        idempotency.resume(async move |attempt: &Attempt| resume_work(policy, attempt, work).await).await
     }
 
     /// Stores the body of each request under a lease with its record, so that
@@ -258,7 +264,7 @@ impl IdempotencyLayer {
 impl fmt::Debug for IdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IdempotencyLayer")
-            .field("store", &self.0.store)
+            .field("idempotency", &self.0.idempotency)
             .field("methods", &self.0.methods)
             .field("required", &self.0.required)
             .field("leased", &self.0.leased)

@@ -20,9 +20,9 @@ pub(super) enum RollbackReason<E> {
 
 impl<E> RollbackReason<E> {
     /// Returns the error whose sources say whether the transaction met a concurrent change.
-    pub(super) fn as_error<Kind: ?Sized>(&self) -> &(dyn StdError + 'static)
+    pub(super) fn as_error<Marker: ?Sized>(&self) -> &(dyn StdError + 'static)
     where
-        E: WorkError<Kind>,
+        E: WorkError<Marker>,
     {
         match self {
             Self::Work(error) => error.as_error(),

@@ -27,7 +27,7 @@ type PrincipalOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 /// The settings of a layer.
 #[derive(Clone)]
 pub(super) struct Settings {
-    pub(super) store: Idempotency,
+    pub(super) idempotency: Idempotency,
     pub(super) key_scope: KeyScope,
     pub(super) methods: Vec<Method>,
     pub(super) required: bool,
@@ -66,7 +66,7 @@ impl<S> IdempotencyService<S> {
 
 impl<S> fmt::Debug for IdempotencyService<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyService").field("store", &self.settings.store).finish_non_exhaustive()
+        f.debug_struct("IdempotencyService").field("idempotency", &self.settings.idempotency).finish_non_exhaustive()
     }
 }
 
@@ -111,16 +111,17 @@ where
         Ok(body) => body,
         Err(problem) => return Ok(problem.into_response()),
     };
-    let (mut store, mut fingerprint) = (settings.store.clone(), settings.comparison.fingerprint_of(&parts, &body));
+    let (mut idempotency, mut fingerprint) =
+        (settings.idempotency.clone(), settings.comparison.fingerprint_of(&parts, &body));
     if settings.stores_request && fingerprint.request.is_none() {
         fingerprint = fingerprint.with_request(body.clone());
         // The layer limits the body itself.
-        store = store.request_limit(usize::MAX);
+        idempotency = idempotency.request_limit(usize::MAX);
     }
     let prepared = Arc::new(Prepared {
         fingerprint,
         key,
-        store,
+        idempotency,
         policy: settings.policy.clone(),
         mismatch: settings.mismatch,
         is_extracted: AtomicBool::new(false),
