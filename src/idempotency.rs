@@ -21,6 +21,7 @@ mod resume;
 mod run;
 mod seal;
 
+pub use crate::backend::records::RecordState;
 pub use attempt::Attempt;
 pub use claim::Claim;
 pub use handle::{AfterRetention, Idempotency};

@@ -30,7 +30,8 @@ pub(crate) use command::execute_command;
 pub(crate) use command::{RecordCommand, RecordResponse};
 pub(crate) use key::{FullKey, MAX_BYTES};
 pub(crate) use list::{Position, Selection};
-pub(crate) use record::{Record, State, read};
+pub use record::RecordState;
+pub(crate) use record::{Record, read};
 pub(crate) use resolution::{ResolveRequest, StoredResolution};
 pub(crate) use step::{Step, store_step};
 

@@ -13,7 +13,7 @@ use sqlx::Transaction;
 use super::handle::{Idempotency, claim_error};
 use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
-use crate::backend::records::{self, AttemptEnding, Record, RecordCommand, State};
+use crate::backend::records::{self, AttemptEnding, Record, RecordCommand, RecordState};
 use crate::backend::{Database, digest, hex, micros};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
@@ -253,15 +253,15 @@ impl Attempt {
             return Err(self.lost_error());
         };
         match (ending, record.state, &record.result) {
-            (AttemptEnding::Unknown, State::Unknown, _) => Ok(()),
+            (AttemptEnding::Unknown, RecordState::Unknown, _) => Ok(()),
             // Equal results may be sealed differently.
-            (AttemptEnding::Done { result, .. }, State::Done, Some(found))
+            (AttemptEnding::Done { result, .. }, RecordState::Done, Some(found))
                 if result == found || self.open_result(result)? == self.open_result(found)? =>
             {
                 Ok(())
             }
-            (_, State::Done, _) => Err(Error::AlreadyCompleted),
-            (_, State::Unknown, _) => Err(self.unknown_error("complete the request under")),
+            (_, RecordState::Done, _) => Err(Error::AlreadyCompleted),
+            (_, RecordState::Unknown, _) => Err(self.unknown_error("complete the request under")),
             _ => Err(self.lost_error()),
         }
     }
@@ -302,7 +302,7 @@ impl Attempt {
     async fn check_committed(&self) -> Result<()> {
         let found = self.idempotency.send(RecordCommand::Read(self.record.key.clone())).await?;
         let token = self.token.get();
-        if found.records.iter().any(|record| record.state == State::Done && record.token == token) {
+        if found.records.iter().any(|record| record.state == RecordState::Done && record.token == token) {
             return Ok(());
         }
         self.unknown().await?;

@@ -12,7 +12,7 @@ use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, encode};
 use super::seal::{Content, Seal};
 use crate::backend::Database;
-use crate::backend::records::{self, ClaimOutcome, ClaimRequest, RecordCommand, State};
+use crate::backend::records::{self, ClaimOutcome, ClaimRequest, RecordCommand, RecordState};
 use crate::error::{Error, Result};
 
 /// How often a claim is read while its state keeps changing.
@@ -172,7 +172,7 @@ impl Idempotency {
 pub struct Claim {
     id: String,
     /// The state of the record until the result is stored.
-    open_state: State,
+    open_state: RecordState,
     retention_micros: i64,
     result_limit: usize,
     seal: Seal,

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::handle::{Idempotency, lease_name};
 use super::key::{self, IdempotencyKey};
-use crate::backend::records::{FullKey, Record, RecordCommand, Selection, State};
+use crate::backend::records::{FullKey, Record, RecordCommand, RecordState, Selection};
 use crate::error::Result;
 use crate::token::FencingToken;
 
@@ -65,7 +65,7 @@ impl Idempotency {
     }
 
     /// Lists the records of one namespace or of all, in one [state](RecordInfo::state) or in any,
-    /// in order of creation, at most `limit`. For any other text as the state, the list is empty.
+    /// in order of creation, at most `limit`.
     ///
     /// # Errors
     ///
@@ -79,15 +79,12 @@ impl Idempotency {
     pub async fn records_in(
         &self,
         namespace: Option<&str>,
-        state: Option<&str>,
+        state: Option<RecordState>,
         limit: u32,
     ) -> Result<Vec<RecordInfo>> {
         if let Some(namespace) = namespace {
             key::check("namespace", namespace)?;
         }
-        let Ok(state) = state.map(State::parse).transpose() else {
-            return Ok(Vec::new());
-        };
         let (namespace, states) = (namespace.map(str::to_owned), state.into_iter().collect());
         let found =
             self.send(RecordCommand::List(Selection { namespace, states, limit, ..Selection::default() })).await?;
@@ -181,7 +178,7 @@ impl Idempotency {
         // failed, finds no record, or a token that is valid again.
         let is_forgotten = (answer.may_linger || answer.is_repeated) && {
             let found = self.send(RecordCommand::Read(key)).await?.records;
-            found.iter().all(|record| record.state == State::Issued)
+            found.iter().all(|record| record.state == RecordState::Issued)
         };
         Ok(answer.result?.changed > 0 || is_forgotten)
     }
@@ -198,9 +195,8 @@ pub struct RecordInfo {
     pub principal: Option<String>,
     /// The key, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
     pub key: String,
-    /// The state: `issued`, `started`, `unknown`, `done`, or `expired` (done, without its result,
-    /// and [refused](crate::idempotency::AfterRetention::Refuse)).
-    pub state: &'static str,
+    /// The state.
+    pub state: RecordState,
     /// The token of the latest attempt; for a request in one transaction whose outcome is unknown,
     /// the token by which it is [resolved](Idempotency::resolve). `None`: any other request in one
     /// transaction, or a token that was not used yet.
@@ -232,7 +228,7 @@ impl RecordInfo {
             namespace: record.key.namespace,
             principal: Some(record.key.principal).filter(|principal| !principal.is_empty()),
             key: record.key.key,
-            state: record.state.as_str(),
+            state: record.state,
             token: crate::backend::token(record.token),
             attempts: u32::try_from(record.attempts).unwrap_or(u32::MAX),
             result_bytes: record.result.map(|result| result.len()),
@@ -254,12 +250,12 @@ impl Serialize for RecordInfo {
     fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Time<'a>(#[serde(with = "crate::rfc3339")] &'a chrono::DateTime<chrono::Utc>);
-        let expires = matches!(self.state, "done" | "issued");
+        let expires = matches!(self.state, RecordState::Done | RecordState::Issued);
         let mut object = to.serialize_struct("RecordInfo", 11)?;
         object.serialize_field("namespace", &self.namespace)?;
         object.serialize_field("principal", &self.principal)?;
         object.serialize_field("key", &self.key)?;
-        object.serialize_field("state", self.state)?;
+        object.serialize_field("state", &self.state)?;
         object.serialize_field("token", &self.token)?;
         object.serialize_field("attempts", &self.attempts)?;
         object.serialize_field("lease", &self.lease)?;

@@ -7,7 +7,7 @@ use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, decode_outcome};
-use crate::backend::records::{ClaimRequest, RecordCommand, State};
+use crate::backend::records::{ClaimRequest, RecordCommand, RecordState};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
 
@@ -61,7 +61,7 @@ impl Idempotency {
         Ok(match found.records.into_iter().next() {
             None => claim.issued.then_some(Outcome::Expired),
             // The lease shows whether the attempt is in progress or has died.
-            Some(record) if record.state == State::Started && record.fingerprint == claim.fingerprint => None,
+            Some(record) if record.state == RecordState::Started && record.fingerprint == claim.fingerprint => None,
             Some(record) => self.recorded_outcome(claim, record)?,
         })
     }
@@ -80,7 +80,7 @@ impl Idempotency {
         let Some(record) = answer.result?.records.into_iter().next() else {
             return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
         };
-        if record.state == State::Started && record.token == token {
+        if record.state == RecordState::Started && record.token == token {
             let column = if record.attempts == 1 { request } else { self.read_request(&record).await? };
             let request = column.map(|column| self.decode_request(&record.key.id, column)).transpose();
             let mut attempt = Attempt::new(self.clone(), record, lease, answer.may_linger);

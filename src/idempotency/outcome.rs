@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::handle::Idempotency;
 use super::seal::Content;
-use crate::backend::records::{ClaimRequest, Record, State};
+use crate::backend::records::{ClaimRequest, Record, RecordState};
 use crate::error::{Error, Result};
 use crate::measure;
 
@@ -100,18 +100,18 @@ impl Idempotency {
         let expired = record.is_expired();
         Ok(match record.state {
             // The token has expired, or the key is a token and the request does not say so.
-            State::Issued if claim.issued && !expired => None,
-            State::Issued => Some(Outcome::Expired),
-            State::Done if record.is_key_new() && !claim.issued => None,
-            State::Done if expired => Some(Outcome::Expired),
-            State::Expired => Some(Outcome::Expired),
+            RecordState::Issued if claim.issued && !expired => None,
+            RecordState::Issued => Some(Outcome::Expired),
+            RecordState::Done if record.is_key_new() && !claim.issued => None,
+            RecordState::Done if expired => Some(Outcome::Expired),
+            RecordState::Expired => Some(Outcome::Expired),
             _ if record.fingerprint != claim.fingerprint => Some(Outcome::Mismatch),
-            State::Done => {
+            RecordState::Done => {
                 let open = |result| self.seal.open(Content::Result, &record.key.id, result);
                 Some(Outcome::Replay(Stored { bytes: record.result.map(open).transpose()? }))
             }
-            State::Started => Some(Outcome::InProgress),
-            State::Unknown => Some(Outcome::Unknown),
+            RecordState::Started => Some(Outcome::InProgress),
+            RecordState::Unknown => Some(Outcome::Unknown),
         })
     }
 }

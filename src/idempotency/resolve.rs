@@ -7,7 +7,7 @@ use super::inspect::time_of_micros;
 use super::key::{self, IdempotencyKey};
 use super::outcome::encode;
 use super::seal::Content;
-use crate::backend::records::{FullKey, RecordCommand, ResolveRequest, State, StoredResolution};
+use crate::backend::records::{FullKey, RecordCommand, RecordState, ResolveRequest, StoredResolution};
 use crate::error::{Error, Result};
 use crate::token::FencingToken;
 
@@ -132,7 +132,7 @@ impl Idempotency {
     /// has ended is never held again under the same token.
     async fn is_in_progress(&self, key: &FullKey, token: FencingToken) -> Result<bool> {
         let found = self.send(RecordCommand::Read(key.clone())).await?.records;
-        if !found.iter().any(|record| record.state == State::Started && record.token == token.get()) {
+        if !found.iter().any(|record| record.state == RecordState::Started && record.token == token.get()) {
             return Ok(false);
         }
         let holders = crate::inspect::holders(&self.client, &lease_name(key)).await?;

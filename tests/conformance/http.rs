@@ -19,7 +19,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
-use sqlock::idempotency::{AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, Resolution};
+use sqlock::idempotency::{AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, RecordState, Resolution};
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
 use sqlock::{Error, Locks};
@@ -742,7 +742,7 @@ async fn leased_answer_decides_the_state_of_key() {
             assert_eq!(server.post(&path(what), what).await.status, status);
             server.post(&path(what), what).await.is(409, "outcome-unknown");
             let kept = server.payments.inspect(&alice(what)).await.expect("inspect").expect("it is kept");
-            assert_eq!(kept.state, "unknown");
+            assert_eq!(kept.state, RecordState::Unknown);
         }
         assert_eq!(calls().len(), before + 3);
 

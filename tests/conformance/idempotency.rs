@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use sqlock::idempotency::{
-    AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome, Resolution, ResumePolicy, Resumed,
+    AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome, RecordState, Resolution, ResumePolicy,
+    Resumed,
 };
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
@@ -565,7 +566,7 @@ async fn used_key_is_refused_when_configured() {
     }
     assert_eq!(app.effects().await, 3);
     let info = app.payments.inspect(&alice("c")).await.expect("inspect").expect("a record");
-    assert_eq!((info.state, info.result_bytes, info.steps.len()), ("expired", None, 0));
+    assert_eq!((info.state.as_str(), info.result_bytes, info.steps.len()), ("expired", None, 0));
     // The other keys are forgotten.
     assert_eq!(state(&app, "b").await, None);
     assert_eq!(app.charge(&alice("b")).await, Outcome::New(4));
@@ -1016,7 +1017,7 @@ async fn attempt(outcome: Result<Outcome<Attempt, sqlock::idempotency::Stored>, 
 
 async fn state(app: &App, key: &str) -> Option<(&'static str, u32)> {
     let info = app.payments.inspect(&alice(key)).await.expect("inspect");
-    info.map(|info| (info.state, info.attempts))
+    info.map(|info| (info.state.as_str(), info.attempts))
 }
 
 /// Makes the database refuse every stored result.

@@ -213,7 +213,7 @@ impl Requests {
     }
 
     async fn state(&self, number: u32) -> Option<&'static str> {
-        self.by.inspect(&Self::key(number)).await.expect("inspect").map(|record| record.state)
+        self.by.inspect(&Self::key(number)).await.expect("inspect").map(|record| record.state.as_str())
     }
 
     /// Ages all records beyond their retention.

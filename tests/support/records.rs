@@ -12,7 +12,7 @@ mod plans;
 use std::time::{Duration, Instant};
 
 use sqlock::Error;
-use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, IdempotencyKey, Outcome, RecordState};
 use sqlx::Row as _;
 
 use super::any_pool::{AnyPool, on_pool};
@@ -165,7 +165,8 @@ impl Measuring<'_> {
             Operation::Claim => assert_eq!(self.claim(key).await, Outcome::New(17)),
             Operation::Replay => assert_eq!(self.claim(key).await, Outcome::Replay(17)),
             Operation::ListUnknown => {
-                let unknown = self.records.records_in(None, Some("unknown"), UNKNOWN as u32).await.expect("list");
+                let unknown =
+                    self.records.records_in(None, Some(RecordState::Unknown), UNKNOWN as u32).await.expect("list");
                 assert_eq!(unknown.len(), UNKNOWN);
             }
             Operation::ResumeOne => {

@@ -7,7 +7,7 @@ use sqlx::{Executor as _, MySql, MySqlConnection, QueryBuilder, Row as _};
 use crate::backend::StoreFuture;
 use crate::backend::dialect::{Dialect as _, LockFailure, Locking, Wait};
 use crate::backend::records::{
-    self, ClaimOutcome, ClaimRequest, INTO, Record, RecordCommand, RecordDialect, RecordResponse, State,
+    self, ClaimOutcome, ClaimRequest, INTO, Record, RecordCommand, RecordDialect, RecordResponse, RecordState,
     push_use_token, push_values, read, text_and_bytes,
 };
 
@@ -95,7 +95,9 @@ pub(super) async fn execute_command(
             // Only a claim without a result has the fingerprint of the request in progress.
             let dirty = read::<MySql>(&mut *conn, &key.id, "").await?;
             let is_claimed = |record: &Record| {
-                matches!(record.state, State::Done | State::Unknown) && record.result.is_none() && record.attempts == 0
+                matches!(record.state, RecordState::Done | RecordState::Unknown)
+                    && record.result.is_none()
+                    && record.attempts == 0
             };
             let dirty = dirty.filter(|record| is_claimed(record) && !record.is_expired());
             Ok(RecordResponse {

@@ -5,7 +5,7 @@ use sqlx::QueryBuilder;
 use super::RecordDialect;
 use super::claim::{ClaimRequest, INTO, push_use_token, push_values};
 use super::purge::{delete_expired, delete_orphaned_steps};
-use super::record::{Record, State, read};
+use super::record::{Record, RecordState, read};
 
 /// Makes the attempt with this token the latest one of a record, which is created if it is missing.
 /// Returns the record, which may be that of another attempt or request.
@@ -18,7 +18,7 @@ pub(super) async fn start<DB: RecordDialect>(
     let id = std::slice::from_ref(&claim.key.id);
     let changed = if claim.issued {
         let mut query = QueryBuilder::new("");
-        push_use_token::<DB>(&mut query, claim, State::Started, token);
+        push_use_token::<DB>(&mut query, claim, RecordState::Started, token);
         DB::execute(conn, &mut query).await?
     } else if resume {
         0
@@ -26,7 +26,7 @@ pub(super) async fn start<DB: RecordDialect>(
         delete_expired::<DB>(conn, id).await?;
         let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
         query.push(INTO).push(" VALUES (");
-        push_values::<DB>(&mut query, claim, State::Started, token);
+        push_values::<DB>(&mut query, claim, RecordState::Started, token);
         query.push(")").push(DB::INSERT_NEW.1);
         DB::execute(conn, &mut query).await?
     };
@@ -76,9 +76,9 @@ pub(crate) async fn end<DB: RecordDialect>(
             query.push(", expires_at = ").push(DB::NOW).push(" + ");
             DB::push_integer(&mut query, *retention_micros);
             query.push(", ");
-            State::Done
+            RecordState::Done
         }
-        AttemptEnding::Unknown => State::Unknown,
+        AttemptEnding::Unknown => RecordState::Unknown,
     };
     query.push("state = '").push(state.as_str()).push("' WHERE id = ");
     DB::push_text(&mut query, id);

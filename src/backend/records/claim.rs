@@ -3,7 +3,7 @@
 use sqlx::QueryBuilder;
 
 use super::key::FullKey;
-use super::record::State;
+use super::record::RecordState;
 use super::{RecordDialect, request};
 
 /// A request to claim a key.
@@ -39,8 +39,8 @@ impl ClaimRequest {
     }
 
     /// Returns the state of the claim until its result is stored.
-    pub(crate) fn open_state(&self) -> State {
-        if self.is_unknown_until_done { State::Unknown } else { State::Done }
+    pub(crate) fn open_state(&self) -> RecordState {
+        if self.is_unknown_until_done { RecordState::Unknown } else { RecordState::Done }
     }
 }
 
@@ -71,8 +71,8 @@ pub(crate) const INTO: &str = "sqlock_idem (id, namespace, principal, request_ke
 /// Adds the token of a record: that of an attempt, or 0. Operators resolve an unknown outcome by
 /// its token, so each claim with an unknown outcome has a token of its own: it is lower than the
 /// token of every lease that is granted from now on.
-fn push_token<DB: RecordDialect>(query: &mut QueryBuilder<DB>, state: State, token: i64) {
-    if state == State::Unknown {
+fn push_token<DB: RecordDialect>(query: &mut QueryBuilder<DB>, state: RecordState, token: i64) {
+    if state == RecordState::Unknown {
         query.push(DB::NOW).push(" - 1");
     } else {
         DB::push_integer(query, token);
@@ -83,7 +83,7 @@ fn push_token<DB: RecordDialect>(query: &mut QueryBuilder<DB>, state: State, tok
 pub(crate) fn push_values<DB: RecordDialect>(
     query: &mut QueryBuilder<DB>,
     claim: &ClaimRequest,
-    state: State,
+    state: RecordState,
     token: i64,
 ) {
     let FullKey { namespace, principal, key, id } = &claim.key;
@@ -94,11 +94,11 @@ pub(crate) fn push_values<DB: RecordDialect>(
     DB::push_bytes(query, &claim.fingerprint);
     query.push(", '").push(state.as_str()).push("', ");
     push_token(query, state, token);
-    let attempts = i64::from(state == State::Started);
+    let attempts = i64::from(state == RecordState::Started);
     query.push(", ").push(attempts).push(", ").push(i64::from(claim.permanent)).push(", ");
     request::push(query, claim, state);
     query.push(", ");
-    if state == State::Issued {
+    if state == RecordState::Issued {
         query.push(DB::NOW).push(" + ");
         DB::push_integer(query, claim.retention_micros);
     } else {
@@ -127,14 +127,14 @@ pub(crate) fn push_replace_expired<DB: RecordDialect>(query: &mut QueryBuilder<D
 pub(crate) fn push_use_token<DB: RecordDialect>(
     query: &mut QueryBuilder<DB>,
     claim: &ClaimRequest,
-    state: State,
+    state: RecordState,
     token: i64,
 ) {
     query.push("UPDATE sqlock_idem SET fingerprint = ");
     DB::push_bytes(query, &claim.fingerprint);
     query.push(", token = ");
     push_token(query, state, token);
-    let attempts = i64::from(state == State::Started);
+    let attempts = i64::from(state == RecordState::Started);
     query.push(", attempts = ").push(attempts).push(", permanent = ").push(i64::from(claim.permanent));
     query.push(", request = ");
     request::push(query, claim, state);
@@ -154,13 +154,13 @@ const MICROS_PER_SECOND: i64 = 1_000_000;
 pub(crate) async fn complete<DB: RecordDialect>(
     conn: &mut DB::Connection,
     id: &str,
-    state: State,
+    state: RecordState,
     result: &[u8],
     retention_micros: i64,
 ) -> Result<bool, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET result = ");
     DB::push_bytes(&mut query, result);
-    if state != State::Done {
+    if state != RecordState::Done {
         query.push(", state = 'done', token = 0");
     }
     // After short work the expiry of the claim stays: a change would cost an entry in each index.
@@ -183,7 +183,7 @@ pub(super) async fn issue<DB: RecordDialect>(
     let claim = ClaimRequest { retention_micros: ttl, issued: true, ..ClaimRequest::for_key(key.clone()) };
     let mut query = QueryBuilder::new(DB::INSERT_NEW.0);
     query.push(INTO).push(" VALUES (");
-    push_values::<DB>(&mut query, &claim, State::Issued, 0);
+    push_values::<DB>(&mut query, &claim, RecordState::Issued, 0);
     query.push(")").push(DB::INSERT_NEW.1);
     DB::execute(conn, &mut query).await
 }

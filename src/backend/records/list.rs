@@ -3,14 +3,14 @@
 use sqlx::QueryBuilder;
 
 use super::RecordDialect;
-use super::record::{COLUMNS, Record, State, decode};
+use super::record::{COLUMNS, Record, RecordState, decode};
 
 /// The records to list.
 #[derive(Clone, Default)]
 pub(crate) struct Selection {
     pub(crate) namespace: Option<String>,
     /// Empty: all states.
-    pub(crate) states: Vec<State>,
+    pub(crate) states: Vec<RecordState>,
     pub(crate) min_attempts: u32,
     /// Only records after this position.
     pub(crate) after: Option<Position>,
@@ -19,7 +19,7 @@ pub(crate) struct Selection {
 
 impl Selection {
     /// The states of a request that has not ended, or whose outcome is unknown.
-    pub(crate) const UNFINISHED: [State; 2] = [State::Started, State::Unknown];
+    pub(crate) const UNFINISHED: [RecordState; 2] = [RecordState::Started, RecordState::Unknown];
 }
 
 /// The position of a record in the order: its creation time and its id.
@@ -37,7 +37,7 @@ pub(super) async fn list<DB: RecordDialect>(
     conn: &mut DB::Connection,
     selection: &Selection,
 ) -> Result<Vec<Record>, sqlx::Error> {
-    let states = if selection.states.is_empty() { &State::ALL[..] } else { &selection.states };
+    let states = if selection.states.is_empty() { &RecordState::ALL[..] } else { &selection.states };
     let mut records = Vec::new();
     for state in states {
         let mut query = QueryBuilder::new("");
@@ -51,7 +51,7 @@ pub(super) async fn list<DB: RecordDialect>(
     Ok(records)
 }
 
-fn push_select<DB: RecordDialect>(query: &mut QueryBuilder<DB>, selection: &Selection, state: State) {
+fn push_select<DB: RecordDialect>(query: &mut QueryBuilder<DB>, selection: &Selection, state: RecordState) {
     let Selection { namespace, min_attempts, after, limit, .. } = selection;
     // The results are left out, because they may be long.
     query.push("SELECT ").push(COLUMNS.replace(" result,", " NULL,")).push(DB::NOW);
@@ -95,7 +95,7 @@ mod tests {
             let namespace = Some("payments".to_owned());
             let selection = Selection { namespace, min_attempts: 3, after, limit: 10, ..Selection::default() };
             let mut query = QueryBuilder::<Sqlite>::new("EXPLAIN QUERY PLAN ");
-            push_select::<Sqlite>(&mut query, &selection, State::Unknown);
+            push_select::<Sqlite>(&mut query, &selection, RecordState::Unknown);
             let plan = query.build().fetch_all(&mut conn).await.expect("a plan");
             let plan: Vec<String> = plan.iter().map(|row| row.get("detail")).collect();
             assert_eq!(plan.len(), 1, "{plan:?}");

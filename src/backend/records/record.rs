@@ -1,5 +1,8 @@
 //! The record of a request.
 
+use std::fmt;
+
+use serde::Serialize;
 use sqlx::QueryBuilder;
 
 use super::RecordDialect;
@@ -10,7 +13,7 @@ use super::key::FullKey;
 pub(crate) struct Record {
     pub(crate) key: FullKey,
     pub(crate) fingerprint: Vec<u8>,
-    pub(crate) state: State,
+    pub(crate) state: RecordState,
     pub(crate) token: i64,
     pub(crate) attempts: i64,
     pub(crate) permanent: bool,
@@ -28,24 +31,34 @@ impl Record {
 
     /// Returns whether the key counts as new.
     pub(crate) fn is_key_new(&self) -> bool {
-        self.state == State::Done && self.is_expired() && !self.permanent
+        self.state == RecordState::Done && self.is_expired() && !self.permanent
     }
 }
 
-/// The state of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+/// The state of the record of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum RecordState {
+    /// The key is a token that a client may use once, and was not used yet.
     Issued,
+    /// An attempt under a lease has begun and has not ended. It is in progress while its lease is
+    /// held; otherwise it has died.
     Started,
+    /// The effect may have happened.
     Unknown,
+    /// The request took effect, and its result is stored.
     Done,
+    /// The request took effect, its result is purged, and the key is
+    /// [refused](crate::idempotency::AfterRetention::Refuse).
     Expired,
 }
 
-impl State {
+impl RecordState {
     pub(crate) const ALL: [Self; 5] = [Self::Issued, Self::Started, Self::Unknown, Self::Done, Self::Expired];
 
-    pub(crate) fn as_str(self) -> &'static str {
+    /// Returns the state as one word in lower case.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Issued => "issued",
             Self::Started => "started",
@@ -60,6 +73,13 @@ impl State {
             .into_iter()
             .find(|state| state.as_str() == text)
             .ok_or_else(|| sqlx::Error::Decode(format!("{text:?} is not a state of a record").into()))
+    }
+}
+
+/// Writes the state as [`as_str`](RecordState::as_str) returns it.
+impl fmt::Display for RecordState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 
@@ -91,7 +111,7 @@ pub(super) fn decode<DB: RecordDialect>(row: &DB::Row) -> Result<Record, sqlx::E
             key: DB::read_text(row, 3)?,
         },
         fingerprint: DB::read_bytes(row, 4)?.unwrap_or_default(),
-        state: State::parse(&DB::read_text(row, 5)?)?,
+        state: RecordState::parse(&DB::read_text(row, 5)?)?,
         token: DB::integer(row, 6)?,
         attempts: DB::integer(row, 7)?,
         permanent: DB::integer(row, 8)? != 0,

@@ -4,11 +4,11 @@ use sqlx::QueryBuilder;
 
 use super::RecordDialect;
 use super::claim::ClaimRequest;
-use super::record::State;
+use super::record::RecordState;
 
 /// Adds the stored request of a new record, or NULL. Only attempts are resumed.
-pub(super) fn push<DB: RecordDialect>(query: &mut QueryBuilder<DB>, claim: &ClaimRequest, state: State) {
-    match claim.request.as_ref().filter(|_| state == State::Started) {
+pub(super) fn push<DB: RecordDialect>(query: &mut QueryBuilder<DB>, claim: &ClaimRequest, state: RecordState) {
+    match claim.request.as_ref().filter(|_| state == RecordState::Started) {
         Some(request) => DB::push_bytes(query, request),
         None => {
             query.push("NULL");

@@ -77,7 +77,7 @@ impl App {
     }
 
     async fn state(&self, key: &IdempotencyKey) -> Option<&'static str> {
-        self.payments.inspect(key).await.expect("inspect").map(|record| record.state)
+        self.payments.inspect(key).await.expect("inspect").map(|record| record.state.as_str())
     }
 
     async fn count(&self) -> i64 {
@@ -282,7 +282,7 @@ async fn release_spares_newer_attempt_and_names_its_holder() {
     soon("the attempt", at_work.notified()).await;
     app.idem(&[&release[..], &[&stale]].concat()).await.expect(79);
     let record = app.payments.inspect(&alice("order-1")).await.expect("inspect").expect("a record");
-    assert_eq!((record.state, record.attempts), ("started", 2));
+    assert_eq!((record.state.as_str(), record.attempts), ("started", 2));
 
     let latest = record.token.expect("a token").to_string();
     let said = app.idem(&[&release[..], &[&latest]].concat()).await.expect(0).stderr;

@@ -22,7 +22,7 @@ async fn refused_request_stays_unknown_despite_late_start() {
     assert!(held.is_held());
     let record = async || server.payments.inspect(&alice(KEY)).await.expect("inspect");
     let before = record().await;
-    assert_eq!(before.as_ref().map(|record| (record.state, record.attempts)), Some(("unknown", 1)));
+    assert_eq!(before.as_ref().map(|record| (record.state.as_str(), record.attempts)), Some(("unknown", 1)));
     soon("the late statement", held.deliver()).await;
     assert_eq!(record().await, before);
     server.post("/provider/declined", KEY).await.is(409, "outcome-unknown");

@@ -44,7 +44,7 @@ async fn dead_attempt_is_continued_with_its_steps() {
     assert_eq!(again, charged);
     assert_eq!(second.recall::<String>("mail").await.expect("recall"), None);
     let info = app.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
-    assert_eq!((info.state, info.steps), ("started", vec!["charge".to_owned()]));
+    assert_eq!((info.state.as_str(), info.steps), ("started", vec!["charge".to_owned()]));
     second.complete(&charged).await.expect("complete");
     drop(second);
     // A reused key begins without steps. The provider's key is the same.

@@ -14,7 +14,10 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
         assert!(matches!(by.attempt(&alice("a"), &another()).await.expect("attempt"), Outcome::Mismatch));
     }
     let kept = app.payments.unfinished(10).await.expect("list");
-    assert_eq!(kept.iter().map(|info| (info.key.as_str(), info.state)).collect::<Vec<_>>(), [("a", "unknown")]);
+    assert_eq!(
+        kept.iter().map(|info| (info.key.as_str(), info.state.as_str())).collect::<Vec<_>>(),
+        [("a", "unknown")]
+    );
     // An unknown outcome does not expire.
     run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     app.locks.sweeper().sweep().await.expect("sweep");
@@ -264,7 +267,7 @@ async fn unfinished_records_are_listed_in_pages() {
     let first = payments.unfinished(3).await.expect("list");
     let keys: Vec<_> = first.iter().map(|info| info.key.as_str()).collect();
     assert_eq!(keys, ["started0", "unknown0", "started1"]);
-    assert_eq!(payments.records_in(None, Some("done"), 9).await.expect("list").len(), 9);
+    assert_eq!(payments.records_in(None, Some(RecordState::Done), 9).await.expect("list").len(), 9);
 
     let explain = match DATABASE {
         Database::Postgres => "EXPLAIN",

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use sqlock::idempotency::{IdempotencyKey, RecordInfo, Resolution, ResumePolicy};
+use sqlock::idempotency::{IdempotencyKey, RecordInfo, RecordState, Resolution, ResumePolicy};
 use tokio::time::{Instant, sleep};
 
 use super::clients::{Clients, Heard};
@@ -80,7 +80,7 @@ pub(super) async fn settle(place: &Place, provider: &Provider, clients: &Clients
     let mut states = HashMap::new();
     for mode in Mode::BOTH {
         let records = shop.records(mode).records_in(Some(mode.name()), None, u32::MAX).await.expect("list");
-        states.extend(records.into_iter().map(|record| (Order { mode, name: record.key }, record.state)));
+        states.extend(records.into_iter().map(|record| (Order { mode, name: record.key }, record.state.as_str())));
     }
     let _ = shop.locks.shutdown().await;
     let charged = provider.charges().await.into_iter().map(|Charge { order, receipt }| (order, receipt));
@@ -108,7 +108,8 @@ impl Books {
         let receipts: HashMap<&str, &str> =
             charges.iter().map(|charge| (charge.order.as_str(), charge.receipt.as_str())).collect();
         let records = shop.records(Mode::Lease);
-        let unknown = records.records_in(Some(Mode::Lease.name()), Some("unknown"), u32::MAX).await.expect("list");
+        let unknown =
+            records.records_in(Some(Mode::Lease.name()), Some(RecordState::Unknown), u32::MAX).await.expect("list");
         let booked = grouped(place.database.ledger().await);
         for RecordInfo { key, token, .. } in unknown {
             let receipt = receipts.get(key.as_str());

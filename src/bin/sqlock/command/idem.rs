@@ -6,7 +6,7 @@ mod describe;
 use clap::Args;
 use serde_json::{Value, json};
 use sqlock::FencingToken;
-use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo, Resolution};
+use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo, RecordState, Resolution};
 
 use self::describe::{find_worker, format_record, format_records, format_resolution, has_died, record_to_json};
 use crate::database::Database;
@@ -174,13 +174,13 @@ enum State {
 }
 
 impl State {
-    fn name(self) -> &'static str {
+    fn of_record(self) -> RecordState {
         match self {
-            Self::Issued => "issued",
-            Self::Started => "started",
-            Self::Unknown => "unknown",
-            Self::Done => "done",
-            Self::Expired => "expired",
+            Self::Issued => RecordState::Issued,
+            Self::Started => RecordState::Started,
+            Self::Unknown => RecordState::Unknown,
+            Self::Done => RecordState::Done,
+            Self::Expired => RecordState::Expired,
         }
     }
 }
@@ -216,13 +216,13 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
     let idempotency = Idempotency::new(&db.locks);
-    let (namespace, state) = (args.namespace.as_deref(), args.state.map(State::name));
+    let (namespace, state) = (args.namespace.as_deref(), args.state.map(State::of_record));
     // One more record shows whether there are more.
     let limit = args.limit.saturating_add(1);
     let list = async || db.read(async || idempotency.records_in(namespace, state, limit).await).await;
     let mut records = list().await?;
     let mut held = Vec::new();
-    if records.iter().any(|record| record.state == "started") {
+    if records.iter().any(|record| record.state == RecordState::Started) {
         held = db.read(async || db.locks.list(LEASE_PREFIX).await).await?;
     }
     if records.iter().any(|record| has_died(record, &held)) {
@@ -254,7 +254,7 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     if record.as_ref().is_some_and(|record| has_died(record, held.as_slice())) {
         record = db.read(async || idempotency.inspect(&key).await).await?;
     }
-    let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == "started"));
+    let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == RecordState::Started));
     let resolutions = db.read(async || idempotency.resolutions(&key).await).await?;
     if args.json {
         let mut shown = record.map_or(Value::Null, |record| {
@@ -324,8 +324,8 @@ async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
 fn refusal(key_args: &KeyArgs, token: FencingToken, verb: &str, now: Option<&RecordInfo>) -> Failure {
     let reason = match now {
         None => "it has no record".into(),
-        Some(RecordInfo { state: "done", .. }) => "it is done".into(),
-        Some(RecordInfo { state: "issued", .. }) => "it is not used yet".into(),
+        Some(RecordInfo { state: RecordState::Done, .. }) => "it is done".into(),
+        Some(RecordInfo { state: RecordState::Issued, .. }) => "it is not used yet".into(),
         Some(RecordInfo { state, token: Some(latest), .. }) => format!("it is {state}, by token {latest}"),
         Some(RecordInfo { state, .. }) => format!("it is {state}"),
     };

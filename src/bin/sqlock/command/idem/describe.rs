@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use sqlock::FencingToken;
-use sqlock::idempotency::{RecordInfo, ResolutionInfo};
+use sqlock::idempotency::{RecordInfo, RecordState, ResolutionInfo};
 use sqlock::inspect::LeaseInfo;
 
 use crate::describe::format_time;
@@ -17,7 +17,7 @@ pub fn format_records(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
                 escape_line(&record.namespace),
                 format_principal(record),
                 escape_line(&record.key),
-                record.state.into(),
+                record.state.to_string(),
                 record.attempts.to_string(),
                 record.token.map_or_else(|| "-".into(), |token| token.to_string()),
                 format_time(record.created_at),
@@ -32,17 +32,17 @@ pub fn format_records(records: &[RecordInfo], held: &[LeaseInfo]) -> String {
 
 /// Finds the lease of the running attempt.
 pub fn find_worker<'h>(record: &RecordInfo, held: &'h [LeaseInfo]) -> Option<&'h LeaseInfo> {
-    held.iter().find(|held| record.state == "started" && held.name.as_str() == record.lease)
+    held.iter().find(|held| record.state == RecordState::Started && held.name.as_str() == record.lease)
 }
 
 /// Returns whether an attempt was in progress, and holds no lease any more.
 pub fn has_died(record: &RecordInfo, held: &[LeaseInfo]) -> bool {
-    record.state == "started" && find_worker(record, held).is_none()
+    record.state == RecordState::Started && find_worker(record, held).is_none()
 }
 
 /// Formats the expiry. `None`: never, because the request has not ended, or its key is refused.
 fn format_expiry(record: &RecordInfo) -> Option<String> {
-    matches!(record.state, "done" | "issued").then(|| format_time(record.expires_at))
+    matches!(record.state, RecordState::Done | RecordState::Issued).then(|| format_time(record.expires_at))
 }
 
 fn format_principal(record: &RecordInfo) -> String {
@@ -78,14 +78,14 @@ fn format_bytes(bytes: Option<usize>) -> String {
 
 pub fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
     let state = match (record.state, held) {
-        ("issued", _) => "issued: not used yet".into(),
-        ("started", Some(held)) => format!("started: held by {}", escape_line(&held.holder)),
-        ("started", None) => "started: the attempt has died".into(),
-        ("unknown", _) => "unknown: the effect may have happened".into(),
-        ("expired", _) => "expired: the key is refused".into(),
-        (state, _) => state.into(),
+        (RecordState::Issued, _) => "issued: not used yet".into(),
+        (RecordState::Started, Some(held)) => format!("started: held by {}", escape_line(&held.holder)),
+        (RecordState::Started, None) => "started: the attempt has died".into(),
+        (RecordState::Unknown, _) => "unknown: the effect may have happened".into(),
+        (RecordState::Expired, _) => "expired: the key is refused".into(),
+        (state, _) => state.to_string(),
     };
-    let never = if record.state == "expired" { "never" } else { "never, since it has not ended" };
+    let never = if record.state == RecordState::Expired { "never" } else { "never, since it has not ended" };
     let lines = [
         ("namespace", escape_line(&record.namespace)),
         ("principal", format_principal(record)),
