@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Quorum;
 use super::lease::QuorumLease;
+use super::majority::remaining_of_majority;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::locks::Locks;
@@ -77,9 +78,8 @@ impl QuorumLease {
                 remaining.push(left);
             }
         }
-        remaining.sort_unstable_by(|a, b| b.cmp(a));
-        match remaining.get(needed - 1) {
-            Some(&remaining) => Ok(DetachedLease { token, remaining }),
+        match remaining_of_majority(remaining, needed) {
+            Some(remaining) => Ok(DetachedLease { token, remaining }),
             None => Err(self.loss_error(LossCause::Expired)),
         }
     }

@@ -123,9 +123,8 @@ impl Majority {
         if votes.status != Status::Held {
             return Duration::ZERO;
         }
-        let mut left: Vec<Duration> = votes.leases.iter().flatten().map(Lease::remaining).collect();
-        left.sort_unstable_by(|a, b| b.cmp(a));
-        left.get(self.needed - 1).copied().unwrap_or_default()
+        let remaining = votes.leases.iter().flatten().map(Lease::remaining).collect();
+        remaining_of_majority(remaining, self.needed).unwrap_or_default()
     }
 
     /// Waits until the majority is lost.
@@ -290,6 +289,13 @@ impl Votes {
     fn take(&mut self) -> Vec<Lease> {
         self.leases.iter_mut().filter_map(Option::take).collect()
     }
+}
+
+/// Returns the time until fewer than `needed` of the leases with these times are safe. `None`: they
+/// are fewer already.
+pub(super) fn remaining_of_majority(mut remaining: Vec<Duration>, needed: usize) -> Option<Duration> {
+    remaining.sort_unstable_by(|a, b| b.cmp(a));
+    remaining.get(needed - 1).copied()
 }
 
 /// Maintains a majority until it ends: adds late votes, and asks databases without a lease again.

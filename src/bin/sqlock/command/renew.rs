@@ -52,7 +52,7 @@ async fn renew_majority(global: &Global, args: &Arguments) -> Outcome {
     let majority = Majority::open_existing(global, LeaseFilter::Name(name)).await?;
     let start = Instant::now();
     let extended = majority.quorum.extend(name, *token, args.ttl).await;
-    // One percent less, as for every holder, because the clocks of the servers may run faster.
+    // The clocks of the servers may run faster by one percent.
     let remaining = (args.ttl - args.ttl / 100).saturating_sub(start.elapsed());
     let expires_at = describe::format_expiry(remaining);
     let owner = if matches!(extended, Ok(true)) { majority.find_owner(name, *token).await } else { None };
