@@ -53,7 +53,7 @@ impl Serialize for Mode {
 }
 
 impl Mode {
-    pub(crate) fn of(mode: protocol::Mode) -> Self {
+    pub(crate) fn from_protocol(mode: protocol::Mode) -> Self {
         match mode {
             protocol::Mode::Exclusive => Self::Exclusive,
             protocol::Mode::READ => Self::Shared,
@@ -110,7 +110,7 @@ impl LeaseInfo {
         let remaining = u64::try_from(listed.expires_at.saturating_sub(listed.now)).ok().filter(|us| *us > 0)?;
         Some(Self {
             name: LockName::new(listed.name).ok()?,
-            mode: Mode::of(listed.mode),
+            mode: Mode::from_protocol(listed.mode),
             holder: listed.holder,
             owner: listed.owner,
             holds: listed.owner.map_or(0, |_| usize::try_from(listed.acquisitions).unwrap_or(1)),
@@ -159,10 +159,10 @@ fn serialize_position<S: Serializer>(ahead: &usize, to: S) -> Result<S::Ok, S::E
 }
 
 impl WaiterInfo {
-    pub(crate) fn of(ahead: usize, entry: ListedWaiter) -> Option<Self> {
+    pub(crate) fn from_entry(ahead: usize, entry: ListedWaiter) -> Option<Self> {
         Some(Self {
             ahead,
-            mode: Mode::of(entry.mode),
+            mode: Mode::from_protocol(entry.mode),
             holder: entry.holder,
             label: entry.label,
             since: DateTime::from_timestamp_micros(entry.arrived_at)?,

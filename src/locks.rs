@@ -65,7 +65,7 @@ impl Locks {
 
     /// Returns the builder of a client, to set options.
     pub fn builder(pool: impl DatabasePool) -> LocksBuilder {
-        LocksBuilder::on(pool)
+        LocksBuilder::from_pool(pool)
     }
 
     /// Connects to the database of a URL, or to the first writable one of several URLs, which are

@@ -18,7 +18,7 @@ use world::World;
 /// Runs one seed. `Err`: the violated invariant.
 fn run(seed: u64, mutation: Option<Mutation>, tells: bool) -> Result<world::Summary, String> {
     mutation::activate(mutation);
-    let result = World::new(seed, Profile::of(seed), tells).run();
+    let result = World::new(seed, Profile::from_seed(seed), tells).run();
     mutation::activate(None);
     result
 }
@@ -68,7 +68,7 @@ fn seeds_violate_nothing() {
 #[test]
 fn seed_repeats_its_run_exactly() {
     // Outages choose among open transactions, so their order must be the same each time.
-    for seed in (0..1_000).filter(|seed| Profile::of(*seed).outages > 0) {
+    for seed in (0..1_000).filter(|seed| Profile::from_seed(*seed).outages > 0) {
         assert_eq!(run(seed, None, false), run(seed, None, false), "seed {seed}");
     }
 }

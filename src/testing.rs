@@ -52,7 +52,7 @@ impl Memory {
 
     /// Returns the builder of a new client, for its options.
     pub fn builder(&self) -> LocksBuilder {
-        LocksBuilder::over(Arc::new(MemoryBackend(Arc::clone(&self.server))), Kind::Memory)
+        LocksBuilder::from_backend(Arc::new(MemoryBackend(Arc::clone(&self.server))), Kind::Memory)
     }
 
     /// Makes another owner hold the name until [`allow`](Self::allow): tries are refused, and

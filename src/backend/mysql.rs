@@ -61,11 +61,11 @@ pub(crate) struct MySqlBackend {
 
 impl MySqlBackend {
     pub(crate) fn new(pool: &MySqlPool) -> Self {
-        Self { options: pool.connect_options(), on_galera: AtomicBool::new(false) }
+        Self::from_options(pool.connect_options())
     }
 
-    pub(crate) fn with(options: MySqlConnectOptions) -> Self {
-        Self { options: Arc::new(options), on_galera: AtomicBool::new(false) }
+    pub(crate) fn from_options(options: Arc<MySqlConnectOptions>) -> Self {
+        Self { options, on_galera: AtomicBool::new(false) }
     }
 }
 

@@ -73,14 +73,10 @@ pub(crate) struct PostgresBackend {
 
 impl PostgresBackend {
     pub(crate) fn new(pool: &PgPool) -> Self {
-        Self::from(pool.connect_options())
+        Self::from_options(pool.connect_options())
     }
 
-    pub(crate) fn with(options: PgConnectOptions) -> Self {
-        Self::from(Arc::new(options))
-    }
-
-    fn from(options: Arc<PgConnectOptions>) -> Self {
+    pub(crate) fn from_options(options: Arc<PgConnectOptions>) -> Self {
         let (accepts_settings, can_listen) = (AtomicBool::new(true), Arc::new(AtomicBool::new(true)));
         Self { options, synchronous: false, accepts_settings, can_listen }
     }

@@ -231,14 +231,14 @@ impl Idempotency {
     pub async fn issue(&self, principal: impl Into<String>, ttl: Duration) -> Result<String> {
         Error::check_range("the TTL of a token", ttl, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
         let token = uuid::Uuid::new_v4().simple().to_string();
-        let key = IdempotencyKey::issued(principal, token.as_str()).within(&self.namespace)?;
+        let key = IdempotencyKey::issued(principal, token.as_str()).in_namespace(&self.namespace)?;
         self.send(RecordCommand::Issue { key, ttl }).await?;
         Ok(token)
     }
 
     pub(super) fn claim_request(&self, key: &IdempotencyKey, request: &Fingerprint) -> Result<ClaimRequest> {
         Error::check_range("a retention", self.retention, RETENTION_RANGE.0, RETENTION_RANGE.1)?;
-        let full_key = key.within(&self.namespace)?;
+        let full_key = key.in_namespace(&self.namespace)?;
         let stored = request.request.as_deref().map(|request| self.encode_request(&full_key.id, request));
         Ok(ClaimRequest {
             key: full_key,

@@ -88,12 +88,12 @@ impl Idempotency {
         let (namespace, states) = (namespace.map(str::to_owned), state.into_iter().collect());
         let found =
             self.send(RecordCommand::List(Selection { namespace, states, limit, ..Selection::default() })).await?;
-        Ok(found.records.into_iter().map(RecordInfo::of).collect())
+        Ok(found.records.into_iter().map(RecordInfo::from_record).collect())
     }
 
     /// Finds the key named by an operator, who may know only its digest.
     pub(super) async fn find_key(&self, key: &IdempotencyKey) -> Result<FullKey> {
-        let plain = key.within(&self.namespace)?;
+        let plain = key.in_namespace(&self.namespace)?;
         let Some(long) = key.as_digest(&self.namespace) else {
             return Ok(plain);
         };
@@ -102,7 +102,7 @@ impl Idempotency {
     }
 
     async fn list(&self, selection: Selection) -> Result<Vec<RecordInfo>> {
-        Ok(self.select(selection).await?.into_iter().map(RecordInfo::of).collect())
+        Ok(self.select(selection).await?.into_iter().map(RecordInfo::from_record).collect())
     }
 
     /// Reads records of this namespace.
@@ -151,7 +151,7 @@ impl Idempotency {
             true => self.read_request(&record).await?.map(|request| request.len().saturating_sub(1)),
             false => None,
         };
-        Ok(Some(RecordInfo { steps, request_bytes, ..RecordInfo::of(record) }))
+        Ok(Some(RecordInfo { steps, request_bytes, ..RecordInfo::from_record(record) }))
     }
 
     /// Deletes the record of an attempt that is not done, so that its key is free (and an issued
@@ -222,7 +222,7 @@ pub struct RecordInfo {
 }
 
 impl RecordInfo {
-    fn of(record: Record) -> Self {
+    fn from_record(record: Record) -> Self {
         Self {
             lease: lease_name(&record.key),
             namespace: record.key.namespace,

@@ -45,7 +45,7 @@ impl IdempotencyKey {
     }
 
     /// Checks the key, and adds the namespace.
-    pub(crate) fn within(&self, namespace: &str) -> Result<FullKey> {
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Result<FullKey> {
         check("namespace", namespace)?;
         if let Some(principal) = &self.principal {
             check_text("principal", principal)?;
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_key_are_delimited() {
-        let id = |key: IdempotencyKey, namespace: &str| key.within(namespace).expect("a key").id;
+        let id = |key: IdempotencyKey, namespace: &str| key.in_namespace(namespace).expect("a key").id;
         let ids = [
             id(IdempotencyKey::new("ab", "c"), "n"),
             id(IdempotencyKey::new("a", "bc"), "n"),
@@ -333,9 +333,9 @@ mod tests {
         let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());
         for key in [IdempotencyKey::new("", "k"), IdempotencyKey::global(""), IdempotencyKey::global("a\0")] {
-            assert!(matches!(key.within("n"), Err(Error::InvalidKey { .. })));
+            assert!(matches!(key.in_namespace("n"), Err(Error::InvalidKey { .. })));
         }
-        assert!(IdempotencyKey::global("k").within(&"n".repeat(256)).is_err());
+        assert!(IdempotencyKey::global("k").in_namespace(&"n".repeat(256)).is_err());
         assert!(!format!("{:?}", IdempotencyKey::new("alice", "secret")).contains("secret"));
     }
 }

@@ -216,7 +216,7 @@ impl LeaseAllRequest {
         request.lease_options().check(&client.settings)?;
         let modes = modes_by_name(parts, &client)?;
         let hold_time = request.lease_options().hold_time();
-        let part = request.lease_options().of_part();
+        let part = request.lease_options().without_limits();
         let request = request.with_one_owner().options(part);
         let mut leases: Vec<Lease> = Vec::new();
         for (name, mode) in modes {

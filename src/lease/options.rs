@@ -83,7 +83,7 @@ impl LeaseOptions {
 
     /// Returns the options of one of several leases that are held together: the limits of the
     /// holding begin when all are held.
-    pub(crate) fn of_part(&self) -> Self {
+    pub(crate) fn without_limits(&self) -> Self {
         let ttl = bounded_ttl(self.ttl, self.max_hold, Duration::ZERO);
         Self { ttl, max_hold: None, hold_at_least: Duration::ZERO, ..self.clone() }
     }

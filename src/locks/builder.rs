@@ -26,12 +26,12 @@ pub struct LocksBuilder {
 }
 
 impl LocksBuilder {
-    pub(super) fn on(pool: impl DatabasePool) -> Self {
+    pub(super) fn from_pool(pool: impl DatabasePool) -> Self {
         let PoolBackend(backend, kind) = pool.into_backend();
-        Self::over(backend.into(), kind)
+        Self::from_backend(backend.into(), kind)
     }
 
-    pub(crate) fn over(backend: Arc<dyn Backend>, kind: Kind) -> Self {
+    pub(crate) fn from_backend(backend: Arc<dyn Backend>, kind: Kind) -> Self {
         Self {
             backend,
             kind,
@@ -55,7 +55,7 @@ impl LocksBuilder {
             1 => servers.remove(0),
             _ => Arc::new(Failover::new(servers)),
         };
-        Ok(Self::over(backend, kind))
+        Ok(Self::from_backend(backend, kind))
     }
 
     /// Splits a list of URLs. A comma separates if another URL follows. (Another comma may belong

@@ -94,7 +94,7 @@ impl Locks {
     pub async fn waiters(&self, name: &str) -> Result<Vec<WaiterInfo>> {
         let name = LockName::new(name)?;
         let places = self.client.run(ListWaiters(name)).await?;
-        Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::of(ahead, place)).collect())
+        Ok(places.into_iter().enumerate().filter_map(|(ahead, place)| WaiterInfo::from_entry(ahead, place)).collect())
     }
 
     /// Evicts the holder of a name, for operators. The token names the lease, so a newer lease is

@@ -63,14 +63,15 @@ fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
     match scheme {
         #[cfg(feature = "postgres")]
         Some("postgres" | "postgresql") => {
-            let server = crate::backend::postgres::PostgresBackend::with(url.parse().map_err(unreadable)?);
+            let server =
+                crate::backend::postgres::PostgresBackend::from_options(Arc::new(url.parse().map_err(unreadable)?));
             Ok((Kind::Postgres, Arc::new(server)))
         }
         #[cfg(not(feature = "postgres"))]
         Some("postgres" | "postgresql") => Err(missing("postgres")),
         #[cfg(feature = "mysql")]
         Some("mysql" | "mariadb") => {
-            let server = crate::backend::mysql::MySqlBackend::with(url.parse().map_err(unreadable)?);
+            let server = crate::backend::mysql::MySqlBackend::from_options(Arc::new(url.parse().map_err(unreadable)?));
             Ok((Kind::MySql, Arc::new(server)))
         }
         #[cfg(not(feature = "mysql"))]

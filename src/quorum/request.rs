@@ -76,7 +76,7 @@ impl QuorumRequest {
         let name = self.check()?;
         let left = || self.options.lease.wait.map(|wait| wait.saturating_sub(start.elapsed()));
         let timed_out = || Error::Timeout { name: name.clone(), waited: start.elapsed() };
-        let turn = self.nodes.turns.of(&name);
+        let turn = self.nodes.turns.get(&name);
         let _turn = match left() {
             None => turn.lock.lock().await,
             // A try does not wait for its turn.

@@ -69,7 +69,7 @@ impl Round {
             return;
         }
         let request = self.nodes.locks[node].lease(self.name.as_str());
-        let request = request.options(self.options.lease.of_part()).owner_without_reentry(self.owner);
+        let request = request.options(self.options.lease.without_limits()).owner_without_reentry(self.owner);
         let (nodes, lease) = (Arc::clone(&self.nodes), &self.options.lease);
         let kept_for = lease.ttl.max(lease.hold_at_least);
         // Dropping a request at its limit releases a later grant.

@@ -31,7 +31,7 @@ struct Outage {
 
 impl Turns {
     /// Returns the turn for a name, which all its waiters share.
-    pub(super) fn of(&self, name: &LockName) -> Arc<Turn> {
+    pub(super) fn get(&self, name: &LockName) -> Arc<Turn> {
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         turns.retain(|_, turn| turn.strong_count() > 0);
         let turn = turns.get(name).and_then(Weak::upgrade).unwrap_or_default();

@@ -38,7 +38,7 @@ pub(super) struct Profile {
 impl Profile {
     /// Chooses the faults of a seed: a sixth of the seeds has delays only, a sixth has only foreign
     /// transactions that lock rows, and a sixth has failovers.
-    pub(super) fn of(seed: u64) -> Self {
+    pub(super) fn from_seed(seed: u64) -> Self {
         let calm = Self {
             clients: 1 + seed % 3,
             names: 1 + (seed / 3) % 2,

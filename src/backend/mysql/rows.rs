@@ -183,7 +183,7 @@ impl Dialect for MySql {
     /// converted, so that all rows are locked.
     /// https://dev.mysql.com/doc/refman/8.4/en/type-conversion.html
     fn can_look_up(key: &MySqlTypeInfo, column: &Column) -> bool {
-        match (Class::of(key.name()), Class::of(&column.type_name)) {
+        match (Class::from_type(key.name()), Class::from_type(&column.type_name)) {
             (Class::Text | Class::Bytes, Class::Parsed) => true,
             (key, column) => key == column,
         }
@@ -331,7 +331,7 @@ enum Class {
 
 impl Class {
     /// Classifies a type by its name in the catalogue or in sqlx.
-    fn of(name: &str) -> Self {
+    fn from_type(name: &str) -> Self {
         let name = name.to_ascii_lowercase();
         match name.trim_end_matches(" unsigned") {
             "boolean" | "tinyint" | "smallint" | "mediumint" | "int" | "bigint" | "decimal" | "bit" | "year" => {

@@ -156,7 +156,7 @@ impl From<Option<StoredAnswer>> for Answer {
 
 impl Answer {
     /// Reads a response to its end.
-    pub(super) async fn of(response: Response, policy: &Policy) -> Result<Self, Problem> {
+    pub(super) async fn from_response(response: Response, policy: &Policy) -> Result<Self, Problem> {
         let (parts, body) = response.into_parts();
         // A body that announces its length need not be read.
         if body.size_hint().lower() > policy.limit as u64 {

@@ -199,7 +199,9 @@ where
     if !policy.stores_leased(response.status()) {
         return Err(RollbackReason::Answered(Box::new(response)));
     }
-    Answer::of(response, policy).await.map_err(|problem| RollbackReason::Answered(Box::new(problem.into_response())))
+    Answer::from_response(response, policy)
+        .await
+        .map_err(|problem| RollbackReason::Answered(Box::new(problem.into_response())))
 }
 
 /// Omits the key, which may be a secret.
@@ -272,7 +274,7 @@ impl Prepared {
         if is_failure(response.status()) || !self.policy.stores(response.status()) {
             return Err(rolled_back(RollbackReason::Answered(Box::new(response))));
         }
-        Answer::of(response, &self.policy).await.map_err(|problem| {
+        Answer::from_response(response, &self.policy).await.map_err(|problem| {
             tracing::error!(?problem, "rolled back a transaction, because its response cannot be stored");
             rolled_back(RollbackReason::Answered(Box::new(problem.into_response())))
         })
@@ -283,7 +285,7 @@ impl Prepared {
         if !self.policy.stores(response.status()) {
             return response;
         }
-        let answer = match Answer::of(response, &self.policy).await {
+        let answer = match Answer::from_response(response, &self.policy).await {
             Ok(answer) => answer,
             Err(problem) => return problem.into_response(),
         };
@@ -360,7 +362,7 @@ impl Prepared {
             return Ok(response);
         }
         // A streamed body is work of the handler.
-        let answer = Answer::of(response, &self.policy);
+        let answer = Answer::from_response(response, &self.policy);
         Ok(match while_held(answer, || lease.is_held(), lease.lost()).await {
             Ok(Ok(answer)) => match attempt.store(&answer).await {
                 Ok(()) => answer.into_first(),

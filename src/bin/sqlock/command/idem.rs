@@ -174,7 +174,7 @@ enum State {
 }
 
 impl State {
-    fn of_record(self) -> RecordState {
+    fn to_record_state(self) -> RecordState {
         match self {
             Self::Issued => RecordState::Issued,
             Self::Started => RecordState::Started,
@@ -216,7 +216,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 
 async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
     let idempotency = Idempotency::new(&db.locks);
-    let (namespace, state) = (args.namespace.as_deref(), args.state.map(State::of_record));
+    let (namespace, state) = (args.namespace.as_deref(), args.state.map(State::to_record_state));
     // One more record shows whether there are more.
     let limit = args.limit.saturating_add(1);
     let list = async || db.read(async || idempotency.records_in(namespace, state, limit).await).await;
