@@ -8,7 +8,7 @@ use crate::clock::Moment;
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
 use crate::events::Publisher;
-use crate::executor::{Answer, Executor};
+use crate::executor::{Executor, OperationAnswer};
 use crate::health::Health;
 use crate::idempotency::in_flight::InFlight;
 use crate::measure::Meter;
@@ -74,7 +74,7 @@ impl Client {
     }
 
     /// Runs an operation, and returns the whole answer.
-    pub(crate) async fn run_with_answer<O: Operation>(&self, operation: O) -> Answer<O::Output> {
+    pub(crate) async fn run_with_answer<O: Operation>(&self, operation: O) -> OperationAnswer<O::Output> {
         self.coordinator.start();
         self.coordinator.executor().run(operation).await
     }

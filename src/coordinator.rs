@@ -33,7 +33,7 @@ use crate::clock::Moment;
 use crate::engine::{Answer, Engine, Event, Exported, Failure, Pulse, Refusal, WaiterId, Wish};
 use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
-use crate::executor::Executor;
+use crate::executor::{Executor, OperationAnswer};
 use crate::health::{Health, Heartbeat};
 use crate::measure::{self, Meter};
 use crate::name::LockName;
@@ -262,7 +262,7 @@ impl Coordinator {
         let waiters = std::mem::take(&mut state.waiters);
         let mut outbox = Outbox::default();
         for waiting in waiters.values() {
-            let event = waiting.refused(now, events::RefusalReason::Closed);
+            let event = waiting.refused(now, RefusalReason::Closed);
             self.publish_request_locked(&state, &mut outbox, waiting.mode.as_str(), event);
         }
         let ended = (
@@ -361,8 +361,8 @@ impl Coordinator {
         let coordinator = Arc::clone(self);
         let is_heartbeat = matches!(body, Request::Register { .. } | Request::Beat { .. });
         let takeover = takeover(&body);
-        let reply = move |answer: crate::executor::Answer<Response>| {
-            let crate::executor::Answer { result, sent_at, may_linger, is_repeated } = answer;
+        let reply = move |answer: OperationAnswer<Response>| {
+            let OperationAnswer { result, sent_at, may_linger, is_repeated } = answer;
             if result.as_ref().is_ok_and(Response::is_grant) {
                 takeover.into_iter().for_each(|event| coordinator.publish(event));
             }

@@ -39,7 +39,7 @@ use crate::protocol::timing::ANSWER_WITHIN;
 use worker::{NotificationSink, Pending, Task, Worker};
 
 /// The answer to an operation.
-pub(crate) struct Answer<T> {
+pub(crate) struct OperationAnswer<T> {
     pub(crate) result: Result<T>,
     /// A moment before the answered request was sent.
     pub(crate) sent_at: Moment,
@@ -146,7 +146,11 @@ impl Executor {
 
     /// Sends an operation and passes its answer to `reply`. If the executor ends first, the answer
     /// is [`Error::Closed`].
-    pub(crate) fn submit<O: Operation>(&self, operation: O, reply: impl FnOnce(Answer<O::Output>) + Send + 'static) {
+    pub(crate) fn submit<O: Operation>(
+        &self,
+        operation: O,
+        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
+    ) {
         self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)), false);
     }
 
@@ -156,7 +160,7 @@ impl Executor {
         &self,
         operation: O,
         answer_within: Duration,
-        reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
+        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
         // A locked file answers late, and its connection does not break: the longer limit applies.
         let within = if self.backend.is_local() { ANSWER_WITHIN } else { answer_within };
@@ -169,7 +173,7 @@ impl Executor {
         &self,
         operation: O,
         answer_within: Duration,
-        reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
+        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
         self.heartbeats.push(Box::new(Task::new(operation, answer_within, self.clock(), reply)), false);
     }
@@ -179,12 +183,12 @@ impl Executor {
     /// # Cancel safety
     ///
     /// The operation runs to its end when the future is dropped.
-    pub(crate) async fn run<O: Operation>(&self, operation: O) -> Answer<O::Output> {
+    pub(crate) async fn run<O: Operation>(&self, operation: O) -> OperationAnswer<O::Output> {
         let (answer, answered) = oneshot::channel();
         self.submit(operation, |result| {
             let _ = answer.send(result);
         });
-        answered.await.unwrap_or_else(|_| Answer::closed(self.clock().now()))
+        answered.await.unwrap_or_else(|_| OperationAnswer::closed(self.clock().now()))
     }
 
     /// Sets whether the client waits for a name that another client may grant it.
@@ -269,7 +273,7 @@ impl Drop for Executor {
     }
 }
 
-impl<T> Answer<T> {
+impl<T> OperationAnswer<T> {
     fn closed(now: Moment) -> Self {
         Self { result: Err(Error::Closed), sent_at: now, may_linger: false, is_repeated: false }
     }

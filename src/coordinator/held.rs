@@ -14,6 +14,7 @@ use super::state::{LeaseSignals, Outbox, State};
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
 use crate::engine::{Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Verdict};
 use crate::error::{Error, LossCause, Result, no_answer_within};
+use crate::executor::OperationAnswer;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{LeaseId, Presence, Request, Response};
@@ -163,7 +164,7 @@ impl HeldLease {
     pub(crate) async fn is_held_in_database(&self, attempted: &'static str) -> Result<bool> {
         let (reply, answer) = oneshot::channel();
         let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
-        self.coordinator.executor().submit_urgent(look, LOOK_WITHIN, |answer: crate::executor::Answer<Response>| {
+        self.coordinator.executor().submit_urgent(look, LOOK_WITHIN, |answer: OperationAnswer<Response>| {
             let _ = reply.send(answer.result);
         });
         let is_held = |presence: &Presence| matches!(presence, Presence::Holding { remaining: Some(_), .. });

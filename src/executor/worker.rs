@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::failure::Failure;
-use super::{ANSWER_WITHIN, Answer, Gathered, Open, Suspicion, TaskQueue};
+use super::{ANSWER_WITHIN, Gathered, Open, OperationAnswer, Suspicion, TaskQueue};
 use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::clock::{Clock, Moment};
@@ -23,7 +23,7 @@ use crate::protocol::{Batch, Response};
 const CONFLICT_TOLERANCE: Duration = Duration::from_secs(10);
 
 /// The receiver of an answer.
-type Reply<T> = Box<dyn FnOnce(Answer<T>) + Send>;
+type Reply<T> = Box<dyn FnOnce(OperationAnswer<T>) + Send>;
 
 /// Receives the notifications of grants by other clients, from the connection for heartbeats.
 pub(super) struct NotificationSink {
@@ -76,7 +76,7 @@ impl<O: Operation> Task<O> {
         operation: O,
         answer_within: Duration,
         clock: Clock,
-        reply: impl FnOnce(Answer<O::Output>) + Send + 'static,
+        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) -> Self {
         let attempts = Attempts {
             answer_within,
@@ -95,7 +95,7 @@ impl<O: Operation> Task<O> {
         if let Some(reply) = self.reply.take() {
             let Attempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
             // A panic of the receiver must not end the worker.
-            let _ = panics::caught(|| reply(Answer { result, sent_at, may_linger, is_repeated }));
+            let _ = panics::caught(|| reply(OperationAnswer { result, sent_at, may_linger, is_repeated }));
         }
     }
 }

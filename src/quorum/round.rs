@@ -28,7 +28,7 @@ pub(super) struct Round {
     /// The owner on all databases, so that people see which leases belong together.
     owner: Owner,
     pub(super) options: QuorumOptions,
-    answers: JoinSet<Answer>,
+    answers: JoinSet<NodeAnswer>,
     /// Whether each database still has to answer.
     pending: Vec<bool>,
     /// The lowest token of a vote that counts. `None`: there is no majority yet.
@@ -36,7 +36,7 @@ pub(super) struct Round {
 }
 
 /// A database, and its answer.
-type Answer = (usize, Result<Option<Lease>>);
+type NodeAnswer = (usize, Result<Option<Lease>>);
 
 /// A lease on one of the databases.
 pub(super) type Vote = (usize, Lease);
@@ -81,7 +81,7 @@ impl Round {
 
     /// Returns the next answer. Pending while no answer is expected. A vote has at least the token
     /// of the round.
-    pub(super) async fn next_answer(&mut self, within: Duration) -> Answer {
+    pub(super) async fn next_answer(&mut self, within: Duration) -> NodeAnswer {
         loop {
             let (node, answer) = match self.answers.join_next().await {
                 Some(Ok(answer)) => answer,
