@@ -83,9 +83,9 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Records a late or failed answer. Other clients may have missed heartbeats for the same reason:
-    /// they get the time of one heartbeat before their entries count as dead. An error about one
-    /// name does not concern them.
+    /// Records a late or failed answer. Other clients may have missed heartbeats for the same
+    /// reason: they get the time of one heartbeat before their entries count as dead. An error
+    /// about one name does not concern them.
     fn record_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
         let is_beat = self.heartbeat.is_beat(request);
         let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());

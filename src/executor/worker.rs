@@ -7,136 +7,24 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::failure::Failure;
-use super::{ANSWER_WITHIN, Gathered, Open, OperationAnswer, Suspicion, TaskQueue};
+use super::task::{Pending, reconnecting};
+use super::task_queue::{Gathered, Open, Suspicion, TaskQueue};
 use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
-use crate::clock::{Clock, Moment};
-use crate::error::{Error, Fault};
+use crate::error::Fault;
 use crate::events::{Event, Publisher};
 use crate::measure;
-use crate::operation::Operation;
 use crate::panics;
-use crate::protocol::timing::CONNECT_WITHIN;
-use crate::protocol::{Batch, Response};
+use crate::protocol::Batch;
+use crate::protocol::timing::{ANSWER_WITHIN, CONNECT_WITHIN};
 
 /// How long an operation is repeated after conflicts with other transactions.
 const CONFLICT_TOLERANCE: Duration = Duration::from_secs(10);
-
-/// The receiver of an answer.
-type Reply<T> = Box<dyn FnOnce(OperationAnswer<T>) + Send>;
 
 /// Receives the notifications of grants by other clients, from the connection for heartbeats.
 pub(super) struct NotificationSink {
     pub(super) on_grant: Box<dyn Fn(Notification) + Send + Sync>,
     pub(super) is_waiting: IsWaiting,
-}
-
-/// An operation in the queue, with its attempts so far.
-pub(super) struct Task<O: Operation> {
-    operation: O,
-    output: Option<O::Output>,
-    reply: Option<Reply<O::Output>>,
-    attempts: Attempts,
-}
-
-/// The attempts of one operation.
-pub(super) struct Attempts {
-    answer_within: Duration,
-    since: Instant,
-    sent_at: Moment,
-    may_linger: bool,
-    is_repeated: bool,
-    backoff: Backoff,
-    has_reconnected: bool,
-    /// Whether a batch has left the operation undone.
-    is_sent_alone: bool,
-}
-
-/// A [`Task`] of any operation.
-pub(super) trait Pending: Send {
-    fn attempts(&mut self) -> &mut Attempts;
-
-    fn attempted(&self) -> &'static str;
-
-    /// Sends the operation once, and stores its output.
-    fn send<'a>(&'a mut self, connection: &'a mut dyn Store) -> StoreFuture<'a, ()>;
-
-    /// Joins a batch or begins one. `false`: the operation must be sent alone.
-    fn join(&self, batch: &mut Option<Batch>) -> bool;
-
-    /// Stores the operation's response from a batch.
-    fn set_response(&mut self, response: Response);
-
-    /// Passes the output on, or the error.
-    fn finish(self: Box<Self>, error: Option<Error>);
-}
-
-impl<O: Operation> Task<O> {
-    pub(super) fn new(
-        operation: O,
-        answer_within: Duration,
-        clock: Clock,
-        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
-    ) -> Self {
-        let attempts = Attempts {
-            answer_within,
-            since: Instant::now(),
-            sent_at: clock.now(),
-            may_linger: false,
-            is_repeated: false,
-            backoff: reconnecting(),
-            has_reconnected: false,
-            is_sent_alone: false,
-        };
-        Self { operation, output: None, reply: Some(Box::new(reply)), attempts }
-    }
-
-    fn answer(&mut self, result: Result<O::Output, Error>) {
-        if let Some(reply) = self.reply.take() {
-            let Attempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
-            // A panic of the receiver must not end the worker.
-            let _ = panics::caught(|| reply(OperationAnswer { result, sent_at, may_linger, is_repeated }));
-        }
-    }
-}
-
-impl<O: Operation> Drop for Task<O> {
-    fn drop(&mut self) {
-        self.answer(Err(Error::Closed));
-    }
-}
-
-impl<O: Operation> Pending for Task<O> {
-    fn attempts(&mut self) -> &mut Attempts {
-        &mut self.attempts
-    }
-
-    fn attempted(&self) -> &'static str {
-        self.operation.attempted()
-    }
-
-    fn send<'a>(&'a mut self, connection: &'a mut dyn Store) -> StoreFuture<'a, ()> {
-        Box::pin(async move {
-            self.output = Some(self.operation.run(connection).await?);
-            Ok(())
-        })
-    }
-
-    fn join(&self, batch: &mut Option<Batch>) -> bool {
-        !self.attempts.is_sent_alone && self.operation.join(batch)
-    }
-
-    fn set_response(&mut self, response: Response) {
-        self.output = O::output(response);
-    }
-
-    fn finish(mut self: Box<Self>, error: Option<Error>) {
-        let result = match (error, self.output.take()) {
-            (None, Some(output)) => Ok(output),
-            (error, _) => Err(error.unwrap_or(Error::Closed)),
-        };
-        self.answer(result);
-    }
 }
 
 /// One connection and its task.
@@ -231,7 +119,7 @@ impl Worker {
     pub(super) async fn run(mut self) {
         let queue = Arc::clone(&self.queue);
         while let Some(task) = self.next().await {
-            let _busy = queue.busy();
+            let _busy = queue.count_busy();
             let most = if self.connection.is_some() { self.backend.max_batch_len() } else { 1 };
             match self.queue.gather(task, most) {
                 Gathered::One(task) => self.run_one(task).await,
@@ -248,7 +136,7 @@ impl Worker {
             Ok(()) => {
                 self.queue.record_answer();
                 // A task submitted by an answer is sent next on this connection.
-                let _idle = self.queue.idle();
+                let _idle = self.queue.count_idle();
                 task.finish(None);
             }
             Err(failure) => self.failed(task, failure).await,
@@ -276,7 +164,7 @@ impl Worker {
             self.suspect_others(failure);
             self.drop_broken(failure);
         }
-        let _idle = self.connection.is_some().then(|| self.queue.idle());
+        let _idle = self.connection.is_some().then(|| self.queue.count_idle());
         let answers = answers.into_iter().chain(std::iter::repeat(None));
         let mut alone = Vec::new();
         for (mut task, answer) in tasks.into_iter().zip(answers) {
@@ -312,7 +200,7 @@ impl Worker {
             };
             (self.backoff, self.connect_within) = (reconnecting(), Duration::ZERO);
             self.queue.record_answer();
-            self.connection = Some(Connection { store, _open: self.queue.open() });
+            self.connection = Some(Connection { store, _open: self.queue.count_open() });
             self.is_listener_lost = false;
             self.suspicion.mark_unchanged();
             if std::mem::take(&mut self.has_lost) {
@@ -445,8 +333,4 @@ async fn changed(heartbeat_timeout: &mut Option<&mut watch::Receiver<Duration>>)
         return *heartbeat_timeout.borrow_and_update();
     }
     std::future::pending().await
-}
-
-fn reconnecting() -> Backoff {
-    Backoff::between(Duration::from_millis(5), Duration::from_millis(250))
 }

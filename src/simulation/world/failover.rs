@@ -119,7 +119,8 @@ impl World {
         }
     }
 
-    /// Records a lease that the current store does not have, or may not have. Its holder must notice.
+    /// Records a lease that the current store does not have, or may not have. Its holder must
+    /// notice.
     pub(super) fn note_if_lost(&mut self, (client, lease): (usize, LeaseKey)) {
         // An answer of the old store may be in transit.
         if self.now < self.failover.until {

@@ -1,0 +1,130 @@
+//! An operation with its attempts so far.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::OperationAnswer;
+use crate::backend::{Store, StoreFuture};
+use crate::backoff::Backoff;
+use crate::clock::{Clock, Moment};
+use crate::error::Error;
+use crate::operation::Operation;
+use crate::panics;
+use crate::protocol::{Batch, Response};
+
+/// The receiver of an answer.
+type Reply<T> = Box<dyn FnOnce(OperationAnswer<T>) + Send>;
+
+/// An operation in the queue, with its attempts so far.
+pub(super) struct Task<O: Operation> {
+    operation: O,
+    output: Option<O::Output>,
+    reply: Option<Reply<O::Output>>,
+    attempts: Attempts,
+}
+
+/// The attempts of one operation.
+pub(super) struct Attempts {
+    pub(super) answer_within: Duration,
+    pub(super) since: Instant,
+    pub(super) sent_at: Moment,
+    pub(super) may_linger: bool,
+    pub(super) is_repeated: bool,
+    pub(super) backoff: Backoff,
+    pub(super) has_reconnected: bool,
+    /// Whether a batch has left the operation undone.
+    pub(super) is_sent_alone: bool,
+}
+
+/// A [`Task`] of any operation.
+pub(super) trait Pending: Send {
+    fn attempts(&mut self) -> &mut Attempts;
+
+    fn attempted(&self) -> &'static str;
+
+    /// Sends the operation once, and stores its output.
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Store) -> StoreFuture<'a, ()>;
+
+    /// Joins a batch or begins one. `false`: the operation must be sent alone.
+    fn join(&self, batch: &mut Option<Batch>) -> bool;
+
+    /// Stores the operation's response from a batch.
+    fn set_response(&mut self, response: Response);
+
+    /// Passes the output on, or the error.
+    fn finish(self: Box<Self>, error: Option<Error>);
+}
+
+impl<O: Operation> Task<O> {
+    pub(super) fn new(
+        operation: O,
+        answer_within: Duration,
+        clock: Clock,
+        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
+    ) -> Self {
+        let attempts = Attempts {
+            answer_within,
+            since: Instant::now(),
+            sent_at: clock.now(),
+            may_linger: false,
+            is_repeated: false,
+            backoff: reconnecting(),
+            has_reconnected: false,
+            is_sent_alone: false,
+        };
+        Self { operation, output: None, reply: Some(Box::new(reply)), attempts }
+    }
+
+    fn answer(&mut self, result: Result<O::Output, Error>) {
+        if let Some(reply) = self.reply.take() {
+            let Attempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
+            // A panic of the receiver must not end the worker.
+            let _ = panics::caught(|| reply(OperationAnswer { result, sent_at, may_linger, is_repeated }));
+        }
+    }
+}
+
+impl<O: Operation> Drop for Task<O> {
+    fn drop(&mut self) {
+        self.answer(Err(Error::Closed));
+    }
+}
+
+impl<O: Operation> Pending for Task<O> {
+    fn attempts(&mut self) -> &mut Attempts {
+        &mut self.attempts
+    }
+
+    fn attempted(&self) -> &'static str {
+        self.operation.attempted()
+    }
+
+    fn send<'a>(&'a mut self, connection: &'a mut dyn Store) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            self.output = Some(self.operation.run(connection).await?);
+            Ok(())
+        })
+    }
+
+    fn join(&self, batch: &mut Option<Batch>) -> bool {
+        !self.attempts.is_sent_alone && self.operation.join(batch)
+    }
+
+    fn set_response(&mut self, response: Response) {
+        self.output = O::output(response);
+    }
+
+    fn finish(mut self: Box<Self>, error: Option<Error>) {
+        let result = match (error, self.output.take()) {
+            (None, Some(output)) => Ok(output),
+            (error, _) => Err(error.unwrap_or(Error::Closed)),
+        };
+        self.answer(result);
+    }
+}
+
+/// Returns the pauses between attempts after a lost connection or a conflict.
+pub(super) fn reconnecting() -> Backoff {
+    Backoff::between(Duration::from_millis(5), Duration::from_millis(250))
+}

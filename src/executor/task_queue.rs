@@ -1,0 +1,308 @@
+//! The operations that wait for a connection, and the counts of their workers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::task::Pending;
+use crate::protocol::Batch;
+
+/// The next work of a worker.
+pub(super) enum Gathered {
+    One(Box<dyn Pending>),
+    Several(Batch, Vec<Box<dyn Pending>>),
+}
+
+/// The operations that wait for a connection.
+#[derive(Default)]
+pub(super) struct TaskQueue {
+    state: Mutex<QueueState>,
+    /// Wakes workers that have a connection.
+    changed: Notify,
+    /// Wakes workers without a connection.
+    spare: Notify,
+    /// Changes when the workers' connections may be dead.
+    pub(super) suspicion: watch::Sender<Suspicion>,
+}
+
+/// The suspicion that connections are dead, after another connection to the same server died.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Suspicion {
+    /// How long the dead connection was without an answer.
+    pub(super) unanswered_for: Duration,
+}
+
+#[derive(Default)]
+pub(super) struct QueueState {
+    /// Tasks that are sent before the ready ones.
+    urgent: VecDeque<Box<dyn Pending>>,
+    ready: VecDeque<Box<dyn Pending>>,
+    /// Tasks that are sent again at these moments.
+    delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
+    next: u64,
+    /// Whether the next task is a ready one, although another is to be sent again.
+    prefers_ready: bool,
+    /// The number of workers with a connection and without a task.
+    idle: usize,
+    /// The number of workers with a connection.
+    pub(super) open: usize,
+    /// The number of workers with a task.
+    busy: usize,
+    is_closed: bool,
+    /// Tasks submitted after the close, while another task is being dropped.
+    refused: Option<VecDeque<Box<dyn Pending>>>,
+    /// Why a connection could not be opened or was lost, unless the database has answered since.
+    pub(super) failure: Option<FailureReport>,
+    /// When the database last answered.
+    pub(super) answered_at: Option<Instant>,
+}
+
+/// When and why a connection could not be opened or was lost.
+pub(super) struct FailureReport {
+    pub(super) at: Instant,
+    pub(super) reason: String,
+}
+
+impl QueueState {
+    fn has_ready(&self) -> bool {
+        !(self.urgent.is_empty() && self.ready.is_empty())
+    }
+
+    /// Returns whether a task waits for a worker.
+    fn has_waiting(&self) -> bool {
+        self.has_ready() || !self.delayed.is_empty()
+    }
+
+    /// Returns whether a task waits for a worker or for its answer.
+    pub(super) fn has_tasks(&self) -> bool {
+        self.busy > 0 || self.has_waiting()
+    }
+
+    fn next_ready(&mut self) -> Option<Box<dyn Pending>> {
+        self.urgent.pop_front().or_else(|| self.ready.pop_front())
+    }
+
+    /// Takes the next task: an urgent one, or in turn one that is to be sent again and a ready one.
+    fn next_task(&mut self) -> Option<Box<dyn Pending>> {
+        let is_due = self.delayed.first_key_value().is_some_and(|((at, _), _)| *at <= Instant::now());
+        if !is_due || !self.urgent.is_empty() || (self.prefers_ready && !self.ready.is_empty()) {
+            self.prefers_ready = false;
+            return self.next_ready();
+        }
+        self.prefers_ready = true;
+        self.delayed.pop_first().map(|(_, task)| task)
+    }
+}
+
+impl TaskQueue {
+    pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn push(&self, task: Box<dyn Pending>) {
+        self.push_to(task, |state| &mut state.ready);
+    }
+
+    /// Adds a task that is sent before the ready ones.
+    pub(super) fn push_urgent(&self, task: Box<dyn Pending>) {
+        self.push_to(task, |state| &mut state.urgent);
+    }
+
+    fn push_to(&self, task: Box<dyn Pending>, list: fn(&mut QueueState) -> &mut VecDeque<Box<dyn Pending>>) {
+        let mut state = self.state();
+        if state.is_closed {
+            drop(state);
+            return self.refuse(task);
+        }
+        list(&mut state).push_back(task);
+        self.wake(&state);
+    }
+
+    /// Drops a task, which answers [`Error::Closed`](crate::Error::Closed). Each answer may submit
+    /// another task: a loop drops these tasks, because thousands of nested drops would overflow the
+    /// stack.
+    fn refuse(&self, mut task: Box<dyn Pending>) {
+        match &mut self.state().refused {
+            Some(refused) => return refused.push_back(task),
+            none => *none = Some(VecDeque::new()),
+        }
+        loop {
+            drop(task);
+            let mut state = self.state();
+            let Some(next) = state.refused.as_mut().and_then(VecDeque::pop_front) else {
+                state.refused = None;
+                return;
+            };
+            task = next;
+        }
+    }
+
+    /// Puts a task back, to be sent again after a pause.
+    pub(super) fn put_back(&self, task: Box<dyn Pending>, pause: Duration) {
+        let mut state = self.state();
+        let key = (Instant::now() + pause, state.next);
+        state.next += 1;
+        state.delayed.insert(key, task);
+        self.wake(&state);
+    }
+
+    /// Puts a task back, to be sent next.
+    pub(super) fn put_first(&self, task: Box<dyn Pending>) {
+        let mut state = self.state();
+        state.ready.push_front(task);
+        self.wake(&state);
+    }
+
+    /// Takes the ready tasks that can be sent together with this task, at most `most` including it.
+    pub(super) fn gather(&self, task: Box<dyn Pending>, most: usize) -> Gathered {
+        let mut state = self.state();
+        let mut batch = None;
+        if most == 1 || !state.has_ready() || !task.join(&mut batch) {
+            return Gathered::One(task);
+        }
+        let (mut tasks, mut others) = (vec![task], Vec::new());
+        while tasks.len().max(others.len()) < most {
+            let is_urgent = !state.urgent.is_empty();
+            let Some(next) = state.next_ready() else {
+                break;
+            };
+            if next.join(&mut batch) {
+                tasks.push(next);
+            } else {
+                others.push((next, is_urgent));
+            }
+        }
+        for (other, is_urgent) in others.into_iter().rev() {
+            let list = if is_urgent { &mut state.urgent } else { &mut state.ready };
+            list.push_front(other);
+        }
+        match (batch, tasks.len()) {
+            (Some(batch), 2..) => Gathered::Several(batch, tasks),
+            _ => Gathered::One(tasks.remove(0)),
+        }
+    }
+
+    /// Wakes a worker. Wakes a worker without a connection only if all connected workers are busy.
+    fn wake(&self, state: &QueueState) {
+        if state.idle > 0 { self.changed.notify_one() } else { self.spare.notify_one() }
+    }
+
+    pub(super) fn close(&self) {
+        self.state().is_closed = true;
+        self.changed.notify_waiters();
+        self.spare.notify_waiters();
+    }
+
+    pub(super) fn take_all(&self) -> Vec<Box<dyn Pending>> {
+        let mut state = self.state();
+        let delayed = std::mem::take(&mut state.delayed).into_values();
+        let (urgent, ready) = (std::mem::take(&mut state.urgent), std::mem::take(&mut state.ready));
+        urgent.into_iter().chain(ready).chain(delayed).collect()
+    }
+
+    /// Counts a worker with a connection as idle until the result is dropped.
+    pub(super) fn count_idle(&self) -> Idle<'_> {
+        self.state().idle += 1;
+        Idle(self)
+    }
+
+    /// Counts a worker as busy until the result is dropped.
+    pub(super) fn count_busy(&self) -> Busy<'_> {
+        self.state().busy += 1;
+        Busy(self)
+    }
+
+    /// Counts a worker as connected until the result is dropped.
+    pub(super) fn count_open(self: &Arc<Self>) -> Open {
+        self.state().open += 1;
+        Open(Arc::clone(self))
+    }
+
+    /// Lets the workers close idle connections, and busy ones without an answer in time.
+    pub(super) fn suspect_connections(&self, unanswered_for: Duration) {
+        self.suspicion.send_replace(Suspicion { unanswered_for });
+    }
+
+    /// Records an answer of the database.
+    pub(super) fn record_answer(&self) {
+        let mut state = self.state();
+        (state.failure, state.answered_at) = (None, Some(Instant::now()));
+    }
+
+    /// Records why a connection was lost.
+    pub(super) fn record_failure(&self, reason: String) {
+        self.state().failure = Some(FailureReport { at: Instant::now(), reason });
+    }
+
+    /// Records why no connection could be opened. While another connection is open, the database is
+    /// available.
+    pub(super) fn record_connect_failure(&self, reason: String) {
+        if self.state().open == 0 {
+            self.record_failure(reason);
+        }
+    }
+
+    /// Waits for the next task of a worker with or without a connection. `None`: the queue is
+    /// closed and empty.
+    pub(super) async fn pop(&self, has_connection: bool) -> Option<Box<dyn Pending>> {
+        loop {
+            let changed = if has_connection { &self.changed } else { &self.spare }.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            let (next_due, _idle) = {
+                let mut state = self.state();
+                let due = state.delayed.first_key_value().map(|((at, _), _)| *at);
+                if (has_connection || state.idle == 0)
+                    && let Some(task) = state.next_task()
+                {
+                    // Another worker may be asleep while more than one task is there.
+                    if state.has_waiting() {
+                        self.wake(&state);
+                    }
+                    return Some(task);
+                }
+                if state.is_closed && !state.has_waiting() {
+                    // A worker without a connection may have left the last task to this one.
+                    self.spare.notify_waiters();
+                    return None;
+                }
+                state.idle += usize::from(has_connection);
+                (due, has_connection.then(|| Idle(self)))
+            };
+            match next_due {
+                Some(at) => drop(tokio::time::timeout_at(at, changed).await),
+                None => changed.await,
+            }
+        }
+    }
+}
+
+/// Counts a worker that has a connection.
+pub(super) struct Open(Arc<TaskQueue>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.state().open -= 1;
+    }
+}
+
+/// Counts a worker that has a task.
+pub(super) struct Busy<'q>(&'q TaskQueue);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.state().busy -= 1;
+    }
+}
+
+/// Counts a worker that has a connection and waits for a task.
+pub(super) struct Idle<'q>(&'q TaskQueue);
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.0.state().idle -= 1;
+    }
+}
