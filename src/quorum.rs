@@ -99,19 +99,18 @@ impl Quorum {
     /// Requires a majority of the databases: two of three, three of four or five. An even number
     /// tolerates no more failures than the odd number below it.
     pub fn new(nodes: impl IntoIterator<Item = Locks>) -> Self {
-        Self::with_nodes(nodes, false)
+        let locks: Vec<Locks> = nodes.into_iter().collect();
+        let needed = locks.len() / 2 + 1;
+        Self { nodes: Arc::new(Nodes::new(locks, needed, None)) }
     }
 
     /// Requires all of the databases: for a name that must be held in several databases at once.
     /// The lease is lost as soon as it is lost on any database, and cannot be acquired while any is
     /// unavailable.
     pub fn all(nodes: impl IntoIterator<Item = Locks>) -> Self {
-        Self::with_nodes(nodes, true)
-    }
-
-    fn with_nodes(nodes: impl IntoIterator<Item = Locks>, all: bool) -> Self {
-        let locks = nodes.into_iter().collect();
-        Self { nodes: Arc::new(Nodes::new(locks, all, None)) }
+        let locks: Vec<Locks> = nodes.into_iter().collect();
+        let needed = locks.len();
+        Self { nodes: Arc::new(Nodes::new(locks, needed, None)) }
     }
 
     /// Excludes a database whose tables are younger than this, or whose server has been up for less
@@ -123,8 +122,8 @@ impl Quorum {
     /// of the tables does: a clock that jumps ahead makes it too long. SQLite has no server and no
     /// uptime: do not use a file with `synchronous = OFF` in a quorum.
     pub fn rejoin_after(self, up: Duration) -> Self {
-        let Nodes { locks, all, .. } = &*self.nodes;
-        Self { nodes: Arc::new(Nodes::new(locks.clone(), *all, Some(up))) }
+        let Nodes { locks, needed, .. } = &*self.nodes;
+        Self { nodes: Arc::new(Nodes::new(locks.clone(), *needed, Some(up))) }
     }
 
     /// Requests the lease on a name: 1 to 255 bytes of UTF-8 without NUL.
@@ -138,7 +137,7 @@ impl fmt::Debug for Quorum {
         let Nodes { locks, rejoin_after, .. } = &*self.nodes;
         f.debug_struct("Quorum")
             .field("nodes", locks)
-            .field("needed", &self.nodes.needed())
+            .field("needed", &self.nodes.needed)
             .field("rejoin_after", rejoin_after)
             .finish()
     }

@@ -164,7 +164,7 @@ impl Quorum {
         }
         let mut answered = 0;
         loop {
-            let within = if answered < self.nodes.needed() { Duration::MAX } else { LATE_ANSWERS };
+            let within = if answered < self.nodes.needed { Duration::MAX } else { LATE_ANSWERS };
             let Ok(Some(found)) = timeout(within, lookups.join_next()).await else {
                 return None;
             };
@@ -187,7 +187,7 @@ impl Quorum {
             let answer = ask(locks.clone());
             answers.spawn(async move { (node, answer.await) });
         }
-        let (all, needed) = (self.nodes.locks.len(), self.nodes.needed());
+        let (all, needed) = (self.nodes.locks.len(), self.nodes.needed);
         let (mut confirmed, mut refused, mut errors) = (0, 0, Vec::new());
         while let Some(answer) = answers.join_next().await {
             match answer {

@@ -75,7 +75,7 @@ impl Majority {
             name,
             token,
             owner,
-            needed: nodes.needed(),
+            needed: nodes.needed,
             hold_time,
             since: nodes.now(),
             votes: Mutex::new(Votes { leases, ask_at, status: Status::Held }),

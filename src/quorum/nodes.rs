@@ -13,7 +13,8 @@ use crate::locks::Locks;
 /// The state that all clones of a quorum share.
 pub(super) struct Nodes {
     pub(super) locks: Vec<Locks>,
-    pub(super) all: bool,
+    /// The number of databases that must grant a name.
+    pub(super) needed: usize,
     pub(super) rejoin_after: Option<Duration>,
     /// The turns of the waiters of this process.
     pub(super) turns: Turns,
@@ -28,14 +29,9 @@ const SAME_SERVER: Error = Error::Unsupported {
 };
 
 impl Nodes {
-    pub(super) fn new(locks: Vec<Locks>, all: bool, rejoin_after: Option<Duration>) -> Self {
+    pub(super) fn new(locks: Vec<Locks>, needed: usize, rejoin_after: Option<Duration>) -> Self {
         let servers = Mutex::new(vec![None; locks.len()]);
-        Self { locks, all, rejoin_after, turns: Turns::default(), servers }
-    }
-
-    /// Returns the number of databases that must grant a name.
-    pub(super) fn needed(&self) -> usize {
-        if self.all { self.locks.len() } else { self.locks.len() / 2 + 1 }
+        Self { locks, needed, rejoin_after, turns: Turns::default(), servers }
     }
 
     /// Returns the time on the clock of the clients. There is at least one, as
@@ -97,7 +93,7 @@ impl Nodes {
         if let Some(i) = errors.iter().position(|(_, error)| !error.is_retryable()) {
             return errors.swap_remove(i).1;
         }
-        let (all, needed) = (self.locks.len(), self.needed());
+        let (all, needed) = (self.locks.len(), self.needed);
         let failed: Vec<String> =
             errors.iter().map(|(node, error)| format!("{}: {}", self.describe(*node), error.report())).collect();
         let reason = format!("{answered} of {all} databases answered, and {needed} must; {}", failed.join("; "));

@@ -111,7 +111,7 @@ impl Round {
     pub(super) async fn outcome(&mut self, within: Duration) -> Outcome {
         let start = Instant::now();
         let mut until = None;
-        let needed = self.nodes.needed();
+        let needed = self.nodes.needed;
         let mut granted: Vec<Vote> = Vec::new();
         let mut refused = 0;
         let mut errors = Vec::new();
