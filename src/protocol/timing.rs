@@ -13,7 +13,8 @@ pub(crate) const BEAT: Duration = Duration::from_secs(1);
 
 /// How long an answer may take. An operation waits for a locked row for one second at most (on
 /// SQLite two; on PostgreSQL behind a pooler without a limit), so otherwise only a frozen server or
-/// a broken network takes longer.
+/// a broken network takes longer. Also the limit of a statement about session locks while the
+/// connection holds none.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 
 /// How long a connection may take to be opened or closed.

@@ -85,9 +85,9 @@ async fn lease_closures_may_fail_with_boxed_errors() {
     lease_closures_may_fail_with(BOXED).await;
 }
 
-async fn transactions_may_fail_with<E, Kind: ?Sized>(usage: Usage<E>)
+async fn transactions_may_fail_with<E, Marker: ?Sized>(usage: Usage<E>)
 where
-    E: From<Error> + WorkError<Kind> + fmt::Display + fmt::Debug,
+    E: From<Error> + WorkError<Marker> + fmt::Display + fmt::Debug,
 {
     let bank = bank().await;
     let (accounts, runs) = (&bank.accounts, AtomicU32::new(0));
@@ -168,9 +168,9 @@ async fn transactions_may_fail_with_errors_of_sqlx() {
     }
 }
 
-async fn requests_may_fail_with<E, Kind: ?Sized>(usage: Usage<E>)
+async fn requests_may_fail_with<E, Marker: ?Sized>(usage: Usage<E>)
 where
-    E: From<Error> + WorkError<Kind> + fmt::Display + fmt::Debug,
+    E: From<Error> + WorkError<Marker> + fmt::Display + fmt::Debug,
 {
     let bank = bank().await;
     let locks = bank.db.locks().await;

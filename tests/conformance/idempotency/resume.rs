@@ -233,7 +233,7 @@ async fn resume_skips_young_and_exhausted_requests() {
         assert_eq!(counts(payments.resume(fail).await.expect("resume")), expected);
     }
     let dead = payments.dead_letters(10).await.expect("list");
-    let dead: Vec<_> = dead.iter().map(|info| (info.key.as_str(), info.state, info.attempts)).collect();
+    let dead: Vec<_> = dead.iter().map(|info| (info.key.as_str(), info.state.as_str(), info.attempts)).collect();
     assert_eq!(dead, [("old", "unknown", 3)]);
     assert_eq!(state(&app, "young").await, Some(("unknown", 1)));
 }
