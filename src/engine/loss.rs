@@ -43,6 +43,10 @@ impl Engine {
         };
         let mut lost = Vec::new();
         for holding in &mut state.holdings {
+            // The store's answer to the release says whether the holding lasted until then.
+            if matches!(holding.state, HoldingState::Releasing { .. }) {
+                continue;
+            }
             if holding.deadline(&self.heartbeat) <= now {
                 lost.push(holding.id());
                 continue;

@@ -95,12 +95,11 @@ impl Engine {
         let Some(state) = self.names.get(name) else {
             return;
         };
-        let of_holding = |holding: &Holding| {
-            let ends = match &holding.state {
-                HoldingState::Held(leases) => leases.iter().filter_map(|lease| lease.ends).min(),
-                HoldingState::Releasing { .. } => None,
-            };
-            [Some(holding.deadline(&self.heartbeat)), ends]
+        let of_holding = |holding: &Holding| match &holding.state {
+            HoldingState::Held(leases) => {
+                [Some(holding.deadline(&self.heartbeat)), leases.iter().filter_map(|lease| lease.ends).min()]
+            }
+            HoldingState::Releasing { .. } => [None, None],
         };
         let deadlines = state.holdings.iter().flat_map(of_holding).flatten();
         // Overdue work waits for another event.

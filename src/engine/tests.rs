@@ -312,6 +312,25 @@ fn releases_under_a_fence_are_all_answered() {
     assert_eq!(store.actions.iter().filter(is_released).count(), 2, "{:?}", store.actions);
 }
 
+/// The release is answered after the holding would have ended without it.
+#[test]
+fn late_answer_to_a_release_decides_the_verdict() {
+    let not_held = ReleaseOutcome::NotHeld { lost: 5, token: 6 };
+    for (outcome, is_held) in [(ReleaseOutcome::Ended { awaited: false }, true), (not_held, false)] {
+        let mut store = Conversation::new();
+        let wish = wish("a", WaitMode::Wait(None));
+        let ttl = wish.ttl;
+        let (_, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+        store.feed(Event::Release { lease });
+        store.pass(2 * ttl);
+        let is_verdict = |action: &&Action| matches!(action, Action::Released { .. } | Action::Lost { .. });
+        assert!(!store.actions.iter().any(|action| is_verdict(&action)), "{:?}", store.actions);
+        store.answer(|body| matches!(body, Request::Release(_)), Response::Released(outcome));
+        let verdict = store.actions.iter().find(is_verdict);
+        assert_eq!(matches!(verdict, Some(Action::Released { verdict: Verdict::Held, .. })), is_held, "{verdict:?}");
+    }
+}
+
 /// The store restarts before the first heartbeat of the client, and may have lost releases.
 #[test]
 fn releases_before_a_restart_are_looked_up() {
