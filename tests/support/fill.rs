@@ -1,10 +1,10 @@
-//! Millions of records that the database generates itself.
+//! Millions of rows that the database generates itself.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sqlx::Row as _;
 
-use crate::Database;
+use super::Database;
 
 /// The rows of one statement.
 const CHUNK: usize = 100_000;
@@ -15,10 +15,23 @@ const COLUMNS: &str = "id, namespace, principal, request_key, fingerprint, state
 
 const HOUR: i64 = 3_600_000_000;
 
+/// The digits of a generated name.
+pub(super) const DIGITS: usize = 8;
+
+/// A state of a name.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum NameState {
+    Free,
+    Held,
+    Expired,
+}
+
 /// The names of functions that differ.
 struct Dialect {
     /// A table `n` with the numbers `i` from one to another.
     numbers: fn(usize, usize) -> String,
+    /// The number with zeros before it, as many digits as asked for.
+    digits: fn(usize) -> String,
     /// Makes the 64 digits of an id from a number and the distance of two ids. Ids rise with the
     /// number, so that the index is filled in order.
     id: fn(u64) -> String,
@@ -37,6 +50,7 @@ fn digits_table() -> String {
 
 const POSTGRES: Dialect = Dialect {
     numbers: |from, to| format!("generate_series({from}::bigint, {to}::bigint) AS n (i)"),
+    digits: |digits| format!("lpad(i::text, {digits}, '0')"),
     id: |step| format!("lpad(to_hex(i * {step}), 15, '0') || substr(encode(sha256(i::text::bytea), 'hex'), 1, 49)"),
     fingerprint: "decode('01', 'hex') || sha256(i::text::bytea)",
     result: "convert_to('{\"receipt\":\"' || repeat('r', 80) || '\"}', 'UTF8')",
@@ -47,6 +61,7 @@ const MYSQL: Dialect = Dialect {
     numbers: |from, to| {
         format!("(SELECT i + {from} AS i FROM ({}) AS d WHERE i + {from} <= {to}) AS n", digits_table())
     },
+    digits: |digits| format!("LPAD(i, {digits}, '0')"),
     id: |step| format!("CONCAT(LPAD(LOWER(HEX(i * {step})), 15, '0'), LEFT(SHA2(i, 256), 49))"),
     fingerprint: "CONCAT(UNHEX('01'), UNHEX(SHA2(i, 256)))",
     result: "CONCAT('{\"receipt\":\"', REPEAT('r', 80), '\"}')",
@@ -59,6 +74,7 @@ const SQLITE: Dialect = Dialect {
             "(WITH RECURSIVE n (i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {to}) SELECT i FROM n) AS n"
         )
     },
+    digits: |digits| format!("printf('%0{digits}d', i)"),
     id: |step| format!("printf('%015x', i * {step}) || substr(lower(hex(randomblob(25))), 1, 49)"),
     fingerprint: "randomblob(33)",
     result: "CAST('{\"receipt\":\"' || hex(randomblob(40)) || '\"}' AS BLOB)",
@@ -77,6 +93,37 @@ impl Database {
             Self::MySql(_) => &MYSQL,
             Self::Sqlite(_) => &SQLITE,
         }
+    }
+
+    /// Replaces all names by names of [`DIGITS`] digits in one state. Then the database analyzes
+    /// the table.
+    pub(super) async fn fill_names(&self, count: usize, state: NameState) {
+        let empty = if matches!(self, Self::Sqlite(_)) { "DELETE FROM" } else { "TRUNCATE TABLE" };
+        self.run(format!("{empty} sqlock_lease")).await;
+        let (dialect, now) = (self.dialect(), now_micros());
+        let name = (dialect.digits)(DIGITS);
+        let (id, expires_at) = match state {
+            NameState::Free => ("''".to_owned(), now - 2 * HOUR),
+            NameState::Held => ((dialect.digits)(32), now + 12 * HOUR),
+            NameState::Expired => ((dialect.digits)(32), now - 2 * HOUR),
+        };
+        let acquired_at = now - 3 * HOUR;
+        for from in (0..count).step_by(CHUNK) {
+            let numbers = (dialect.numbers)(from, count.min(from + CHUNK) - 1);
+            self.run(format!(
+                "INSERT INTO sqlock_lease
+                        (name, id, owner, client, token, ttl, acquired_at, expires_at, holder, label)
+                 SELECT {name}, {id}, {id}, '', {acquired_at}, {HOUR}, {acquired_at}, {expires_at}, 'web-17', ''
+                   FROM {numbers}"
+            ))
+            .await;
+        }
+        self.analyze("sqlock_lease").await;
+    }
+
+    async fn analyze(&self, table: &str) {
+        let analyze = if matches!(self, Self::MySql(_)) { "ANALYZE TABLE" } else { "ANALYZE" };
+        self.run(format!("{analyze} {table}")).await;
     }
 
     /// Stores finished records, whose retention ends in some hours, and a step of every tenth, as
@@ -109,8 +156,7 @@ impl Database {
         ))
         .await;
         for table in ["sqlock_idem", "sqlock_idem_step"] {
-            let analyze = if matches!(self, Self::MySql(_)) { "ANALYZE TABLE" } else { "ANALYZE" };
-            self.run(format!("{analyze} {table}")).await;
+            self.analyze(table).await;
         }
     }
 

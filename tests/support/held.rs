@@ -95,7 +95,7 @@ pub(super) async fn soak(place: &Place, count: usize, time: Duration) -> bool {
 
 impl Database {
     /// The processor time of the server, which runs on this machine, since it started.
-    async fn processor_time(&self) -> Option<Duration> {
+    pub(super) async fn processor_time(&self) -> Option<Duration> {
         let (query, file) = match self {
             Self::Postgres(_) => ("SHOW data_directory", "/postmaster.pid"),
             Self::MySql(_) => ("SELECT @@pid_file", ""),
@@ -114,7 +114,7 @@ impl Database {
     }
 
     /// Reads the number of executed statements, and of bytes written to the log.
-    async fn work(&self) -> Option<(i64, i64)> {
+    pub(super) async fn work(&self) -> Option<(i64, i64)> {
         match self {
             Self::Postgres(pool) => {
                 let work = "SELECT xact_commit, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint

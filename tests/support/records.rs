@@ -4,8 +4,6 @@
 //! Times are only printed. An operation fails if it reads the whole table, according to the plan of
 //! a statement or the number of rows that the server has read.
 
-#[path = "records/fill.rs"]
-mod fill;
 #[path = "records/plans.rs"]
 mod plans;
 

@@ -9,10 +9,12 @@
 //! Each client has its own connections, like a process. In `soak line [SECONDS]` (600), real
 //! processes queue, beside traffic and sweeps, and are killed and stopped: see `line.rs`. In `soak
 //! many [COUNT]` (10000) they take several names at once: see `many.rs`. `soak held [COUNT]
-//! [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]` (20)
-//! makes faults beside leases: see `neighbours.rs`. In `soak payments [SECONDS]` (1200), servers
-//! charge once for each key while they are killed and stopped: see `payments.rs`. `soak records
-//! [COUNT]` (5000000) measures operations on a table with that many records: see `records.rs`.
+//! [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]`
+//! (20) makes faults beside leases: see `neighbours.rs`. In `soak payments [SECONDS]` (1200),
+//! servers charge once for each key while they are killed and stopped: see `payments.rs`. `soak
+//! records [COUNT]` (5000000) measures operations on a table with that many records: see
+//! `records.rs`. `soak growth [COUNT]` (1000000) measures leases beside up to that many names: see
+//! `growth.rs`.
 //!
 //! The database is that of `DATABASE_URL` (otherwise SQLite in a temporary file). The storm prints
 //! its counts and those of the server; it fails if an error surfaced or two clients held one name.
@@ -23,8 +25,12 @@
 mod any_pool;
 #[path = "critical_section.rs"]
 mod critical_section;
+#[path = "fill.rs"]
+mod fill;
 #[path = "gather.rs"]
 mod gather;
+#[path = "growth.rs"]
+mod growth;
 #[path = "held.rs"]
 mod held;
 #[path = "history.rs"]
@@ -109,6 +115,8 @@ async fn main() {
         ["payments", seconds] => Soak::Payments(number(seconds)),
         ["records"] => Soak::Records(5_000_000),
         ["records", count] => Soak::Records(number(count)),
+        ["growth"] => Soak::Growth(1_000_000),
+        ["growth", count] => Soak::Growth(number(count)),
         [] => Soak::Storms(60),
         [seconds] => Soak::Storms(number(seconds)),
         _ => usage(),
@@ -130,6 +138,7 @@ async fn main() {
             Soak::Neighbours(runs) => neighbours::soak(&place, runs).await,
             Soak::Payments(seconds) => payments::soak(&place, Duration::from_secs(seconds)).await,
             Soak::Records(count) => records::soak(&place, usize::try_from(count).unwrap_or(usize::MAX)).await,
+            Soak::Growth(count) => growth::soak(&place, usize::try_from(count).unwrap_or(usize::MAX)).await,
         }
     };
     let clean = tokio::select! {
@@ -148,6 +157,7 @@ enum Soak {
     Neighbours(u64),
     Payments(u64),
     Records(u64),
+    Growth(u64),
 }
 
 fn number<N: FromStr>(text: &str) -> N {
@@ -157,7 +167,7 @@ fn number<N: FromStr>(text: &str) -> N {
 fn usage() -> ! {
     eprintln!(
         "usage: soak [SECONDS] | soak line [SECONDS] | soak many [COUNT] | soak held [COUNT] [SECONDS] \
-         | soak neighbours [RUNS] | soak payments [SECONDS] | soak records [COUNT]"
+         | soak neighbours [RUNS] | soak payments [SECONDS] | soak records [COUNT] | soak growth [COUNT]"
     );
     exit(2)
 }

@@ -3,9 +3,9 @@
 
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
 
-use super::fill::now_micros;
 use super::{BATCH, Operation};
 use crate::Database;
+use crate::fill::now_micros;
 
 pub(super) struct Statement {
     pub(super) operation: Operation,
