@@ -51,7 +51,7 @@ async fn holders_never_exceed_the_permits() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let inside = CriticalSection::of(dir.path());
     // Two clients here and two processes, of four tasks each; and one that wants two permits.
-    let stay = Duration::from_millis(10);
+    let stay = Duration::from_millis(50);
     let mut here = JoinSet::new();
     for _ in 0..2 {
         let locks = db.locks().await;
@@ -65,14 +65,14 @@ async fn holders_never_exceed_the_permits() {
     for worker in &mut there {
         worker.tell(&format!("visit a 1/{PERMITS} 4 {} {}", stay.as_millis(), dir.path().display()));
     }
-    let mut most = 0;
-    // For a while, and until all permits were in use.
+    let (mut most, mut most_inside) = (0, 0);
+    // For a while, and until all permits were in use at once.
     let until = Instant::now() + Duration::from_secs(3);
-    while Instant::now() < until || most < PERMITS {
+    while Instant::now() < until || most < PERMITS || most_inside < PERMITS {
         let taken: u32 = holders(&locks).await.iter().map(permits_of).sum();
         assert!(taken <= PERMITS, "{taken} of {PERMITS}");
-        assert!(Instant::now() < until + SOON, "only {most} of {PERMITS} permits were in use");
-        most = most.max(taken);
+        assert!(Instant::now() < until + SOON, "only {most} of {PERMITS} permits taken, {most_inside} in use");
+        (most, most_inside) = (most.max(taken), most_inside.max(inside.permits_inside()));
         sleep(Duration::from_millis(5)).await;
     }
     inside.close();
@@ -85,7 +85,6 @@ async fn holders_never_exceed_the_permits() {
     }
     println!("{DATABASE:?}: {visits:.1?} to {PERMITS} permits of which {most} were seen taken");
     assert!(visits.count > 20, "too quiet: {visits:?}");
-    assert_eq!(visits.together, PERMITS, "never were all permits in use: this proves nothing");
     assert_nothing_is_left(&db).await;
 }
 

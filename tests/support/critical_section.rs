@@ -86,18 +86,28 @@ impl CriticalSection {
         let own = self.0.join(format!("{}-{}-{serial}", manner.units(), std::process::id()));
         fs::write(&own, "").expect("a file can be made");
         let presence = Occupant(own);
-        let seen: Vec<PathBuf> =
-            fs::read_dir(&self.0).expect("the directory").map(|entry| entry.expect("an entry").path()).collect();
-        // Occupants that still exist also existed when the last one was seen, so all of them
-        // overlap.
-        let units = |path: &PathBuf| path.file_name()?.to_str()?.split_once('-')?.0.parse::<u32>().ok();
-        let together: Vec<u32> = seen.iter().filter(|path| path.exists()).filter_map(units).collect();
+        let together = self.present();
         let taken: u32 = together.iter().sum();
         let alone = together.iter().filter(|units| **units == 0).count();
         if alone > 0 && together.len() > 1 || taken > manner.room() {
             return Err(format!("error inside together: {together:?}"));
         }
         Ok((presence, taken))
+    }
+
+    /// Returns the permits of each occupant.
+    fn present(&self) -> Vec<u32> {
+        let seen: Vec<PathBuf> =
+            fs::read_dir(&self.0).expect("the directory").map(|entry| entry.expect("an entry").path()).collect();
+        // Occupants that still exist also existed when the last one was seen, so all of them
+        // overlap.
+        let units = |path: &PathBuf| path.file_name()?.to_str()?.split_once('-')?.0.parse::<u32>().ok();
+        seen.iter().filter(|path| path.exists()).filter_map(units).collect()
+    }
+
+    /// Returns the permits of all occupants together.
+    pub fn permits_inside(&self) -> u32 {
+        self.present().iter().sum()
     }
 
     /// Ends the visits of all processes.
