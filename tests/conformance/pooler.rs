@@ -194,7 +194,11 @@ async fn twenty_clients(pooled: &Pooled) {
                 last = Some(hot.token());
                 tokio::task::yield_now().await;
                 inside.store(false, Ordering::SeqCst);
-                hot.release().await.expect("release");
+                // A grant by another client lasts 3 seconds at first. The release may wait for a
+                // connection of the pooler for longer.
+                if let Err(error) = hot.release().await {
+                    assert!(error.is_lost(), "release: {error}");
+                }
             }
             assert!(own.is_held());
             own.release().await.expect("release");
