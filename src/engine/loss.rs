@@ -43,23 +43,22 @@ impl Engine {
         };
         let mut lost = Vec::new();
         for holding in &mut state.holdings {
-            // The store's answer to the release says whether the holding lasted until then.
-            if matches!(holding.state, HoldingState::Releasing { .. }) {
+            let is_overdue = holding.deadline(&self.heartbeat) <= now;
+            // The store's answer to a release says whether the holding lasted until then.
+            let HoldingState::Held(leases) = &mut holding.state else {
                 continue;
-            }
-            if holding.deadline(&self.heartbeat) <= now {
+            };
+            if is_overdue {
                 lost.push(holding.id());
                 continue;
             }
-            if let HoldingState::Held(leases) = &mut holding.state {
-                let ended: Vec<_> = leases.extract_if(.., |lease| lease.ends.is_some_and(|at| at <= now)).collect();
-                for lease in &ended {
-                    self.leases.remove(&lease.key);
-                    self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::MaxHold });
-                }
-                if leases.is_empty() {
-                    holding.begin_release(now, &ended, None, true);
-                }
+            let ended: Vec<_> = leases.extract_if(.., |lease| lease.ends.is_some_and(|at| at <= now)).collect();
+            for lease in &ended {
+                self.leases.remove(&lease.key);
+                self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::MaxHold });
+            }
+            if leases.is_empty() {
+                holding.begin_release(now, &ended, None, true);
             }
         }
         for id in lost {
