@@ -95,7 +95,7 @@ pub struct LeaseInfo {
     /// The time until `expires_at`, by the same clock.
     #[serde(skip)]
     pub remaining: Duration,
-    /// The age of the latest heartbeat of the client that keeps the lease, by the database's clock.
+    /// The age of the latest heartbeat of the client that renews the lease, by the database's clock.
     /// `None`: no client renews the lease.
     #[serde(skip)]
     pub heartbeat_age: Option<Duration>,

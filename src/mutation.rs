@@ -87,7 +87,7 @@ mutations! {
     PollFirstOnly,
     /// A withdrawal leaves a granted holding.
     WithdrawEntryOnly,
-    /// The heartbeat still keeps an exported lease.
+    /// The heartbeat still renews an exported lease.
     KeepExported,
     /// After an interruption, the engine assumes that the store is still the same.
     TrustAnyStore,

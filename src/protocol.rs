@@ -21,7 +21,7 @@ pub(crate) mod timing;
 
 pub(crate) use identifier::{ClientId, LeaseId};
 pub(crate) use request::{
-    Batch, Claim, Enqueue, Extension, GivenUp, Grantee, HolderChange, Keeper, Release, Request, Seen, Transition,
+    Batch, Claim, ClientChange, Enqueue, Extension, GivenUp, Grantee, HolderChange, Release, Request, Seen, Transition,
 };
 pub(crate) use response::{
     AskOutcome, ChangeOutcome, CurrentHolder, Granted, JoinOutcome, Polled, Presence, ReleaseOutcome, Response,

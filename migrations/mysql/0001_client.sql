@@ -1,6 +1,6 @@
 -- One row per client: one set of locks with one heartbeat.
 --
--- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
+-- beat_at      its latest heartbeat. It renews everything whose `client` it is.
 -- notice       rises with everything that is taken away from the client, or that it is asked to release.
 --
 -- All moments, here and below, are microseconds since the Unix epoch, by this database's clock; durations are microseconds.

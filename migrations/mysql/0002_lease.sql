@@ -3,7 +3,7 @@
 -- id           the lease that holds the name, 32 hexadecimal digits. '': nobody holds it. 'kept': released, and kept from others until
 --              expires_at. 'entries': those rows of sqlock_entry hold it that have a token.
 -- owner        who holds. '': nobody, or the entries tell.
--- client       whose heartbeat keeps the lease. '': nobody's, and the lease ends at expires_at.
+-- client       whose heartbeat renews the lease. '': nobody's, and the lease ends at expires_at.
 -- token        the fencing token of the latest holding. It only rises.
 -- ttl          how long the lease lasts after a heartbeat.
 -- lost         the highest token whose holding was taken away: expired and taken over, or evicted.

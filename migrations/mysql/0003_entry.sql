@@ -1,8 +1,8 @@
 -- The queue of a name: one row for each acquisition that waits, and for each that shares the name or has permits of it.
 --
 -- owner        ''  the acquisition was released, and only keeps the name from others until expires_at.
--- client       of those that wait, who asked; of those that hold, whose heartbeat keeps it. '': nobody's.
--- is_kept      the heartbeat of the client is to keep what the acquisition is granted.
+-- client       of those that wait, who asked; of those that hold, whose heartbeat renews it. '': nobody's.
+-- is_renewed   the heartbeat of the client is to renew what the acquisition is granted.
 -- units, permits    how many permits it takes, of how many. 0 units: it wants the name for itself alone.
 -- token        0: it waits. Otherwise its fencing token: it holds.
 -- arrived_at   the order in which entries wait.
@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS sqlock_entry (
     id          VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     owner       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     client      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    is_kept     TINYINT(1) NOT NULL,
+    is_renewed  TINYINT(1) NOT NULL,
     units       BIGINT  NOT NULL,
     permits     BIGINT  NOT NULL,
     token       BIGINT  NOT NULL,

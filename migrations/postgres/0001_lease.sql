@@ -1,6 +1,6 @@
 -- One row per client: one set of locks with one heartbeat.
 --
--- beat_at      its latest heartbeat. It keeps everything whose `client` it is.
+-- beat_at      its latest heartbeat. It renews everything whose `client` it is.
 -- notice       rises with everything that is taken away from the client, or that it is asked to release.
 -- listens      the client is notified on the channel sqlock_<id> when another client grants it a name.
 --
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS sqlock_client (
 -- id           the lease that holds the name, 32 hexadecimal digits. '': nobody holds it. 'kept': released, and kept from others until
 --              expires_at. 'entries': those rows of sqlock_entry hold it that have a token.
 -- owner        who holds. '': nobody, or the entries tell.
--- client       whose heartbeat keeps the lease. '': nobody's, and the lease ends at expires_at.
+-- client       whose heartbeat renews the lease. '': nobody's, and the lease ends at expires_at.
 -- token        the fencing token of the latest holding. It only rises.
 -- ttl          how long the lease lasts after a heartbeat.
 -- waiting      rises when an entry begins to wait. 0: none waits.
@@ -57,8 +57,8 @@ CREATE TABLE IF NOT EXISTS sqlock_note (
 -- The queue of a name: one row for each acquisition that waits, and for each that shares the name or has permits of it.
 --
 -- owner        ''  the acquisition was released, and only keeps the name from others until expires_at.
--- client       of those that wait, who asked; of those that hold, whose heartbeat keeps it. '': nobody's.
--- is_kept      the heartbeat of the client is to keep what the acquisition is granted.
+-- client       of those that wait, who asked; of those that hold, whose heartbeat renews it. '': nobody's.
+-- is_renewed   the heartbeat of the client is to renew what the acquisition is granted.
 -- units, permits    how many permits it takes, of how many. 0 units: it wants the name for itself alone.
 -- token        0: it waits. Otherwise its fencing token: it holds.
 -- arrived_at   the order in which entries wait.
@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS sqlock_entry (
     id          text COLLATE "C" NOT NULL,
     owner       text    NOT NULL,
     client      text    NOT NULL,
-    is_kept     boolean NOT NULL,
+    is_renewed  boolean NOT NULL,
     units       bigint  NOT NULL,
     permits     bigint  NOT NULL,
     token       bigint  NOT NULL,

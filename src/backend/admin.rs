@@ -29,7 +29,7 @@ pub(crate) struct ListedHolder {
     pub(crate) acquired_at: i64,
     /// The later of the row's own expiry and the one by the client's heartbeat.
     pub(crate) expires_at: i64,
-    /// The latest heartbeat of the client that keeps the holding. 0: no heartbeat keeps it.
+    /// The latest heartbeat of the client that renews the holding. 0: no heartbeat renews it.
     pub(crate) beat_at: i64,
     pub(crate) now: i64,
     pub(crate) waiters: i64,

@@ -84,7 +84,7 @@ pub(crate) fn holder_text(holder: Holder) -> String {
     }
 }
 
-/// Formats the client whose heartbeat keeps a row.
+/// Formats the client whose heartbeat renews a row.
 pub(crate) fn client_text(client: Option<ClientId>) -> String {
     client.map_or_else(String::new, |client| client.to_string())
 }
@@ -121,8 +121,8 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
     })
 }
 
-/// Reads the columns `entry_id, entry_client, entry_owner, is_kept, units, permits, entry_token,
-/// ttl, arrived_at, entry_remaining`. `is_kept` is a number. `None`: `entry_id` is empty, because a
+/// Reads the columns `entry_id, entry_client, entry_owner, is_renewed, units, permits, entry_token,
+/// ttl, arrived_at, entry_remaining`. `is_renewed` is a number. `None`: `entry_id` is empty, because a
 /// name without entries is read as one row.
 pub(crate) fn read_entry(row: &impl TableRow) -> Result<Option<EntryRow>, sqlx::Error> {
     let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
@@ -132,7 +132,7 @@ pub(crate) fn read_entry(row: &impl TableRow) -> Result<Option<EntryRow>, sqlx::
         id,
         client: parse_id(&row.text("entry_client")?)?,
         owner: parse_id(&row.text("entry_owner")?)?,
-        is_kept: row.number("is_kept")? != 0,
+        is_renewed: row.number("is_renewed")? != 0,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         state: EntryState::from_token(row.number("entry_token")?),
         ttl: remaining(row.number("ttl")?).unwrap_or_default(),

@@ -31,8 +31,8 @@ pub(crate) struct Wish {
     pub(crate) reenters: bool,
     pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
-    /// The heartbeat keeps the lease.
-    pub(crate) is_kept: bool,
+    /// The heartbeat renews the lease.
+    pub(crate) is_renewed: bool,
     pub(crate) hold_time: HoldTime,
     pub(crate) label: Arc<str>,
     pub(crate) wait_mode: WaitMode,

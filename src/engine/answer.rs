@@ -14,7 +14,7 @@ use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::BEAT;
-use crate::protocol::{ChangeOutcome, JoinOutcome, Keeper, LeaseId, Mode, Polled, Presence, Request, Response};
+use crate::protocol::{ChangeOutcome, ClientChange, JoinOutcome, LeaseId, Mode, Polled, Presence, Request, Response};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -71,8 +71,8 @@ impl Engine {
                 self.transitioned(now, &name, given_up, &transition, granted, granting);
             }
             (Ok(Response::Extended(extended)), Step::Extend(id), Request::Extend(extension)) => {
-                let is_kept = matches!(extension.keeper, Keeper::Client(_));
-                self.extended(now, &name, id, is_kept, granting(extension.token, extension.lasts), extended);
+                let is_renewed = matches!(extension.client_change, ClientChange::Set(_));
+                self.extended(now, &name, id, is_renewed, granting(extension.token, extension.lasts), extended);
             }
             (Ok(Response::Extended(a) | Response::Downgraded(a) | Response::Raised(a)), Step::Amend(id), _) => {
                 self.amended(now, &name, id, sent_at, a);
@@ -224,7 +224,7 @@ impl Engine {
         now: Moment,
         name: &LockName,
         id: LeaseId,
-        is_kept: bool,
+        is_renewed: bool,
         granting: Granting,
         extended: ChangeOutcome,
     ) {
@@ -242,14 +242,14 @@ impl Engine {
             ChangeOutcome::Done => {
                 holding.settle(&self.heartbeat);
                 holding.ttl = granting.ttl;
-                holding.is_kept |= is_kept;
-                if is_kept {
+                holding.is_renewed |= is_renewed;
+                if is_renewed {
                     self.heartbeat.schedule_for(granting.since, granting.ttl);
                 }
                 holding.epoch = granting.epoch;
                 holding.deadline = holding.deadline.max(granting.since + relied_on(granting.ttl));
                 // A lease that has entered meanwhile may want more.
-                let wants_more = holding.claim.ttl > holding.ttl || (holding.claim.is_kept && !holding.is_kept);
+                let wants_more = holding.claim.ttl > holding.ttl || (holding.claim.is_renewed && !holding.is_renewed);
                 holding.extend_at = wants_more.then_some(now);
             }
             ChangeOutcome::Locked => {

@@ -57,7 +57,7 @@ impl Engine {
         let (is_adopted, lingers) = (waiter.adopts(), waiter.lingers || may_linger);
         let mut holding =
             Holding { is_adopted, is_release_requested, lingers, ..Holding::granted(now, waiter.claim, &granting) };
-        if holding.is_kept {
+        if holding.is_renewed {
             self.heartbeat.schedule_for(since, ttl);
         }
         let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);
@@ -96,7 +96,7 @@ impl Engine {
                 _ => {}
             }
             let holding = &mut state.holdings[i];
-            holding.want(now, other.claim.ttl, other.claim.is_kept);
+            holding.want(now, other.claim.ttl, other.claim.is_renewed);
             let grant = enter(holding, now, other.hold_time, &mut self.next_lease);
             let is_release_requested = holding.is_release_requested;
             self.report(other.id, grant, is_release_requested);
@@ -133,7 +133,7 @@ impl Engine {
         let lasts = remaining.unwrap_or_default();
         // Where no heartbeat moves the expiry, or the expiry is near, an extension sets it before
         // the caller gets the lease.
-        if !waiter.claim.is_kept || since + relied_on(lasts) <= now + ttl / 2 {
+        if !waiter.claim.is_renewed || since + relied_on(lasts) <= now + ttl / 2 {
             (waiter.state, waiter.granted_in) = (WaiterState::Granted(token), Some(epoch));
             return;
         }

@@ -1,4 +1,4 @@
-//! The heartbeat that keeps all leases and entries of one client.
+//! The heartbeat that renews all leases and entries of one client.
 //!
 //! One beat extends every lease of the client, so a holder may rely on a lease until `time before
 //! the beat was sent + TTL`, less a margin. A beat whose answer has a new notice begins an epoch: a

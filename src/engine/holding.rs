@@ -79,8 +79,8 @@ pub(super) struct Holding {
     /// the name.
     pub(super) is_joined: bool,
     pub(super) state: HoldingState,
-    /// The heartbeat keeps the holding, according to its row.
-    pub(super) is_kept: bool,
+    /// The heartbeat renews the holding, according to its row.
+    pub(super) is_renewed: bool,
     /// How long the holding lasts after a heartbeat: the TTL in its row.
     pub(super) ttl: Duration,
     /// Until when the holder may rely on the holding, whatever the heartbeat does.
@@ -127,7 +127,7 @@ impl Holding {
             is_adopted: false,
             is_joined: false,
             state: HoldingState::Held(Vec::new()),
-            is_kept: claim.is_kept,
+            is_renewed: claim.is_renewed,
             ttl,
             deadline: since + relied_on(lasts),
             epoch,
@@ -167,16 +167,16 @@ impl Holding {
 
     /// Returns the moment until which the holder may rely on the holding.
     pub(super) fn deadline(&self, heartbeat: &Heartbeat) -> Moment {
-        let beat_at = heartbeat.beat_at(self.epoch).filter(|_| self.is_kept);
+        let beat_at = heartbeat.beat_at(self.epoch).filter(|_| self.is_renewed);
         beat_at.map_or(self.deadline, |beat_at| self.deadline.max(beat_at + relied_on(self.ttl)))
     }
 
     /// Adds the wants of another lease: raises the holding's TTL in the store if the lease asks for
     /// more.
-    pub(super) fn want(&mut self, now: Moment, ttl: Duration, is_kept: bool) {
-        if ttl > self.claim.ttl || (is_kept && !self.claim.is_kept) {
+    pub(super) fn want(&mut self, now: Moment, ttl: Duration, is_renewed: bool) {
+        if ttl > self.claim.ttl || (is_renewed && !self.claim.is_renewed) {
             self.claim.ttl = self.claim.ttl.max(ttl);
-            self.claim.is_kept |= is_kept;
+            self.claim.is_renewed |= is_renewed;
             self.extend_at = Some(now);
         }
     }
@@ -209,7 +209,7 @@ impl Holding {
     /// Whether the engine must ask the store if the holding still exists: after a notice, a refused
     /// change or a doubt, or for the verdict of a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
-        let has_news = self.is_kept && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
+        let has_news = self.is_renewed && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
         self.is_held()
             && self.looking_for.is_none()
@@ -278,7 +278,7 @@ impl Holding {
     /// keeps the holding, several statements come before its deadline.
     pub(super) fn put_off(&mut self, now: Moment) {
         let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
-        self.again_at = now + if self.is_kept { self.pause } else { self.pause.min(soon) };
+        self.again_at = now + if self.is_renewed { self.pause } else { self.pause.min(soon) };
         self.pause = (self.pause * 2).min(Duration::from_secs(1));
     }
 }

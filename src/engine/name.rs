@@ -38,7 +38,7 @@ pub(super) const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
 /// The needs of a name, apart from the statements about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Needs {
-    /// The shortest TTL that the heartbeat keeps. `None`: no heartbeat is needed.
+    /// The shortest TTL that the heartbeat renews. `None`: no heartbeat is needed.
     pub(super) ttl: Option<Duration>,
     /// The name has a holding, a waiter, a statement in flight, or a withdrawal that was not sent
     /// yet or must still be confirmed.
@@ -283,7 +283,7 @@ impl Name {
 
     /// Returns the current needs of the name.
     pub(super) fn needs_now(&self) -> Needs {
-        let held = self.holdings.iter().filter(|holding| holding.is_kept).map(|holding| holding.ttl).min();
+        let held = self.holdings.iter().filter(|holding| holding.is_renewed).map(|holding| holding.ttl).min();
         let detaching = self.detachments.iter().map(|detachment| detachment.ttl);
         let awaits_grant = self.has_entries();
         let ttl = held.into_iter().chain(awaits_grant.then_some(GRANT)).chain(detaching).min();

@@ -113,7 +113,7 @@ impl Engine {
         let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
             return;
         };
-        if !waiter.claim.is_kept {
+        if !waiter.claim.is_renewed {
             waiter.state = WaiterState::Granted(token);
             return;
         }

@@ -45,7 +45,7 @@ impl Engine {
         (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
-    /// Returns the shortest TTL that the heartbeat keeps. `None`: no heartbeat is needed.
+    /// Returns the shortest TTL that the heartbeat renews. `None`: no heartbeat is needed.
     pub(super) fn shortest(&self) -> Option<Duration> {
         self.ttls.first_key_value().map(|(ttl, _)| *ttl)
     }

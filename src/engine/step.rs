@@ -8,7 +8,7 @@ use super::waiter::{Waiter, WaiterState};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{Enqueue, Extension, Keeper, LeaseId, Mode, Release, Request};
+use crate::protocol::{ClientChange, Enqueue, Extension, LeaseId, Mode, Release, Request};
 use crate::token::FencingToken;
 
 /// How many waiting entries are read to decide which one is next.
@@ -211,8 +211,8 @@ fn amend(name: &LockName, id: LeaseId, token: FencingToken, amendment: Amendment
     let name = name.clone();
     match amendment {
         Amendment::Extend(lasts) => {
-            let (id, keeper) = (Some(id), Keeper::Same);
-            Request::Extend(Extension { name, id, renamed: None, token, lasts, ttl: None, keeper })
+            let (id, client_change) = (Some(id), ClientChange::None);
+            Request::Extend(Extension { name, id, renamed: None, token, lasts, ttl: None, client_change })
         }
         Amendment::Downgrade => Request::Downgrade { name, id, token },
         Amendment::Raise(to) => Request::Raise { name, id, token, to },

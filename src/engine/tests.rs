@@ -10,8 +10,8 @@ use super::*;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{
-    ChangeOutcome, Claim, CurrentHolder, EntryRow, EntryState, Granted, Holder, JoinOutcome, Keeper, LeaseRow, Mode,
-    Polled, Presence, Queue, ReleaseOutcome, Response, WithdrawalOutcome,
+    ChangeOutcome, Claim, ClientChange, CurrentHolder, EntryRow, EntryState, Granted, Holder, JoinOutcome, LeaseRow,
+    Mode, Polled, Presence, Queue, ReleaseOutcome, Response, WithdrawalOutcome,
 };
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -28,7 +28,7 @@ fn wish(name: &str, wait_mode: WaitMode) -> Wish {
         reenters: false,
         mode: Mode::Exclusive,
         ttl: Duration::from_secs(10),
-        is_kept: true,
+        is_renewed: true,
         hold_time: HoldTime::default(),
         label: "".into(),
         wait_mode,
@@ -134,7 +134,7 @@ impl Conversation {
 #[test]
 fn request_before_a_confirmation_is_looked_up() {
     let mut store = Conversation::new();
-    // The heartbeat keeps another lease.
+    // The heartbeat renews another lease.
     let token = FencingToken::new(5).expect("a token");
     store.hold(1, wish("b", WaitMode::Wait(None)), token);
     store.actions.clear();
@@ -275,16 +275,16 @@ fn raise_of_ttl_that_meets_a_locked_row_is_repeated_after_pauses() {
 #[test]
 fn wants_during_an_extension_are_sent_after_it() {
     let mut store = Conversation::new();
-    let short = Wish { reenters: true, is_kept: false, ..wish("a", WaitMode::Wait(None)) };
+    let short = Wish { reenters: true, is_renewed: false, ..wish("a", WaitMode::Wait(None)) };
     let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
-    let kept = Wish { is_kept: true, ..long.clone() };
+    let kept = Wish { is_renewed: true, ..long.clone() };
     store.hold(1, short, FencingToken::new(5).expect("a token"));
     store.feed(Event::Acquire { waiter: WaiterId(2), wish: long });
     store.feed(Event::Acquire { waiter: WaiterId(3), wish: kept });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
-    for is_kept in [false, true] {
+    for is_renewed in [false, true] {
         match store.answer(is_extend, Response::Extended(ChangeOutcome::Done)) {
-            Request::Extend(sent) => assert_eq!(matches!(sent.keeper, Keeper::Client(_)), is_kept),
+            Request::Extend(sent) => assert_eq!(matches!(sent.client_change, ClientChange::Set(_)), is_renewed),
             other => panic!("{other:?}"),
         }
     }
@@ -668,7 +668,7 @@ fn slow_store_delays_a_release_for_some_time_only() {
         id: LeaseId::from_u128(9),
         client: Some(ClientId::from_u128(2)),
         owner: Some(crate::owner::Owner::random()),
-        is_kept: true,
+        is_renewed: true,
         mode: Mode::Exclusive,
         state: EntryState::Waiting,
         ttl: Duration::from_secs(60),

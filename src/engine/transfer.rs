@@ -12,7 +12,7 @@ use crate::protocol::{ChangeOutcome, Claim, LeaseId, Mode};
 use crate::token::FencingToken;
 
 impl Engine {
-    /// Exports a lease to another process: the heartbeat of this client no longer keeps it.
+    /// Exports a lease to another process: the heartbeat of this client no longer renews it.
     /// `renamed`: the new identity of the lease.
     pub(super) fn export(&mut self, now: Moment, lease: LeaseKey, renamed: Option<LeaseId>) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
@@ -27,7 +27,7 @@ impl Engine {
         let holding = state.holdings.remove(i);
         let lingers = holding.lingers || state.is_busy();
         // A holding without a heartbeat lasts until its own expiry.
-        if holding.is_kept || lingers || renamed.is_some() {
+        if holding.is_renewed || lingers || renamed.is_some() {
             state.detach(&holding.claim, holding.token, renamed, now, lingers);
         }
         if lingers {
@@ -49,21 +49,21 @@ impl Engine {
         }
         let (claim_id, client, holder) = (self.new_id(), self.heartbeat.client, self.holder.clone());
         let state = self.names.entry(wish.name.clone()).or_default();
-        let Wish { name, owner, mode, ttl, is_kept, hold_time, label, wait_mode, .. } = wish;
+        let Wish { name, owner, mode, ttl, is_renewed, hold_time, label, wait_mode, .. } = wish;
         let is_exclusive = mode == Mode::Exclusive;
         let held = state.holdings.iter_mut().find(|h| h.can_be_entered() && h.claim.owner == owner && is_exclusive);
         if let Some(holding) = held {
             if holding.token != exported.token {
                 return self.refuse(id, Refusal::Lost);
             }
-            holding.want(now, ttl, is_kept);
+            holding.want(now, ttl, is_renewed);
             let grant = enter(holding, now, hold_time, &mut self.next_lease);
             let is_release_requested = holding.is_release_requested;
             self.report(id, grant, is_release_requested);
             return self.advance(now, &name);
         }
         let waiter_state = if is_exclusive { WaiterState::New } else { WaiterState::Granted(exported.token) };
-        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
+        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_renewed, mode, ttl, holder, label };
         let waiter = Waiter {
             reenters: true,
             state: waiter_state,

@@ -23,20 +23,20 @@ impl Engine {
         }
         let claim_id = self.new_id();
         let client = self.heartbeat.client;
-        let Wish { name, owner, reenters, mode, ttl, is_kept, hold_time, label, wait_mode } = wish;
+        let Wish { name, owner, reenters, mode, ttl, is_renewed, hold_time, label, wait_mode } = wish;
         let is_try = matches!(wait_mode, WaitMode::Try(_));
         // A waiter gets an entry at once, without the request that would be refused.
         let is_wanted = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);
         let state = self.names.entry(name.clone()).or_insert_with(|| Name::new(is_wanted));
-        // No waiter enters a holding that no heartbeat keeps and that is about to end.
-        let lasts = |h: &Holding| h.is_kept || h.deadline > now + ttl.min(h.ttl) / 4;
+        // No waiter enters a holding that no heartbeat renews and that is about to end.
+        let lasts = |h: &Holding| h.is_renewed || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
         // No waiter enters a holding that is being converted: its mode is not known yet.
         let is_converting = entered.as_ref().is_some_and(|holding| holding.is_converting());
         if reenters && let Some(holding) = entered.filter(|_| !is_converting) {
             match (holding.claim.mode, mode) {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
-                    holding.want(now, ttl, is_kept);
+                    holding.want(now, ttl, is_renewed);
                     let grant = enter(holding, now, hold_time, &mut self.next_lease);
                     let is_release_requested = holding.is_release_requested;
                     self.report(id, grant, is_release_requested);
@@ -51,7 +51,7 @@ impl Engine {
             return self.refuse(id, Refusal::Held);
         }
         let holder = self.holder.clone();
-        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_kept, mode, ttl, holder, label };
+        let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_renewed, mode, ttl, holder, label };
         let mut waiter = Waiter {
             reenters,
             // The first waiter's refusal shows the owner.

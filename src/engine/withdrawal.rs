@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::action::WaiterId;
 use crate::clock::Moment;
 use crate::name::LockName;
-use crate::protocol::{ClientId, Extension, Keeper, LeaseId, Request};
+use crate::protocol::{ClientChange, ClientId, Extension, LeaseId, Request};
 use crate::token::FencingToken;
 
 /// The pause before a statement is repeated for the first time.
@@ -38,7 +38,7 @@ impl Withdrawal {
     }
 }
 
-/// An exported lease that the heartbeat of this client still keeps.
+/// An exported lease that the heartbeat of this client still renews.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Detachment {
     pub(super) id: LeaseId,
@@ -64,8 +64,8 @@ impl Detachment {
 
     pub(super) fn request(&self, name: &LockName) -> Request {
         let Self { id, renamed, token, client, ttl, is_done, .. } = *self;
-        let (name, keeper) = (name.clone(), Keeper::NotThisClient(client));
+        let (name, client_change) = (name.clone(), ClientChange::Remove(client));
         let lasts = if is_done { Duration::ZERO } else { ttl };
-        Request::Extend(Extension { name, id: Some(id), renamed, token, lasts, ttl: None, keeper })
+        Request::Extend(Extension { name, id: Some(id), renamed, token, lasts, ttl: None, client_change })
     }
 }

@@ -34,7 +34,7 @@
 //! `scripts/bench --plot`. The floor is the least SQL that any correct lease needs, on bare
 //! connections in the same run. Another machine repeats the ratio to the floor, not the times. More
 //! waiters in other processes slow a hand-over on MySQL and MariaDB, where each client looks at the
-//! row. A heartbeat keeps any number of leases for the cost of one; its floor renews them one by
+//! row. A heartbeat renews any number of leases for the cost of one; its floor renews them one by
 //! one.
 //!
 #![doc = include_str!("charts/cycle.svg")]

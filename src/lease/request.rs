@@ -274,7 +274,7 @@ impl LeaseRequest {
             reenters: reenters && matches!(self.mode, Mode::Exclusive | Mode::READ),
             mode,
             ttl: bounded_ttl(ttl, options.max_hold, Duration::ZERO),
-            is_kept: options.renew,
+            is_renewed: options.renew,
             hold_time: options.hold_time(),
             label: options.label.as_str().into(),
             wait_mode,

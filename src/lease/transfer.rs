@@ -145,7 +145,7 @@ impl Lease {
             reenters: true,
             mode,
             ttl,
-            is_kept: true,
+            is_renewed: true,
             hold_time: HoldTime::default(),
             label: "".into(),
             wait_mode: WaitMode::Try(client.now() + TRY_TIMEOUT),

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::name::LockName;
 use crate::operation::{ListHolders, ListWaiters, Operation, ReadNote};
-use crate::protocol::{AskOutcome, ChangeOutcome, Extension, Keeper, Request, Response};
+use crate::protocol::{AskOutcome, ChangeOutcome, ClientChange, Extension, Request, Response};
 use crate::token::FencingToken;
 
 /// How long a change by an operator waits for fenced transactions of the holder.
@@ -216,7 +216,8 @@ impl Locks {
         self.client.settings.check_ttl("a TTL", ttl)?;
         let name = LockName::new(name)?;
         let (id, renamed, ttl_stays) = (None, None, None);
-        let extension = Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, keeper: Keeper::Same };
+        let extension =
+            Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, client_change: ClientChange::None };
         let (response, _) = self.until_unlocked(Request::Extend(extension)).await?;
         Ok(matches!(response, Response::Extended(ChangeOutcome::Done)))
     }

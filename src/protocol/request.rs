@@ -42,7 +42,7 @@ pub(crate) enum Request {
     /// [`Transitioned`](super::Response::Transitioned).
     Transition(Transition),
     /// Move the end of a valid holding forward, never back, because its holder may rely on the
-    /// current end, and change whose heartbeat keeps the holding. Answer:
+    /// current end, and change whose heartbeat renews the holding. Answer:
     /// [`Extended`](super::Response::Extended).
     Extend(Extension),
     /// Convert an exclusive holding of one lease to shared mode, with the same token. Answer:
@@ -116,8 +116,8 @@ pub(crate) struct Claim {
     pub(crate) id: LeaseId,
     pub(crate) owner: Owner,
     pub(crate) client: ClientId,
-    /// Whether the heartbeat of the client keeps the lease. Otherwise the lease ends with its TTL.
-    pub(crate) is_kept: bool,
+    /// Whether the heartbeat of the client renews the lease. Otherwise the lease ends with its TTL.
+    pub(crate) is_renewed: bool,
     pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
     /// The client's description for people.
@@ -221,9 +221,9 @@ pub(crate) struct Grantee {
 impl Extension {
     /// Creates an extension that gives a holding the properties of its claim.
     pub(crate) fn to_claim(claim: &Claim, token: FencingToken) -> Self {
-        let Claim { name, id, client, ttl, is_kept, .. } = claim.clone();
-        let keeper = if is_kept { Keeper::Client(client) } else { Keeper::Same };
-        Self { name, id: Some(id), renamed: None, token, lasts: ttl, ttl: Some(ttl), keeper }
+        let Claim { name, id, client, ttl, is_renewed, .. } = claim.clone();
+        let client_change = if is_renewed { ClientChange::Set(client) } else { ClientChange::None };
+        Self { name, id: Some(id), renamed: None, token, lasts: ttl, ttl: Some(ttl), client_change }
     }
 }
 
@@ -240,27 +240,25 @@ pub(crate) struct Extension {
     pub(crate) lasts: Duration,
     /// The least time that the holding lasts after a heartbeat. `None`: the TTL stays as it is.
     pub(crate) ttl: Option<Duration>,
-    pub(crate) keeper: Keeper,
+    pub(crate) client_change: ClientChange,
 }
 
-/// Whose heartbeat keeps a holding from now on.
+/// How an extension changes the client whose heartbeat renews the holding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keeper {
-    /// The keeper stays the same.
-    Same,
-    Client(ClientId),
-    /// Removes this client as keeper. A client that has taken the holding over since stays its
-    /// keeper.
-    NotThisClient(ClientId),
+pub(crate) enum ClientChange {
+    None,
+    Set(ClientId),
+    /// Another client that has taken the holding over since stays.
+    Remove(ClientId),
 }
 
-impl Keeper {
+impl ClientChange {
     /// Returns the new client and the removed client.
     pub(crate) fn clients(self) -> (Option<ClientId>, Option<ClientId>) {
         match self {
-            Self::Same => (None, None),
-            Self::Client(client) => (Some(client), None),
-            Self::NotThisClient(client) => (None, Some(client)),
+            Self::None => (None, None),
+            Self::Set(client) => (Some(client), None),
+            Self::Remove(client) => (None, Some(client)),
         }
     }
 }

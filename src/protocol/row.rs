@@ -46,7 +46,7 @@ pub(crate) enum Holder {
 pub(crate) struct LeaseRow {
     pub(crate) holder: Holder,
     pub(crate) owner: Option<Owner>,
-    /// The client whose heartbeat keeps the holder.
+    /// The client whose heartbeat renews the holder.
     pub(crate) client: Option<ClientId>,
     /// The token of the latest holding.
     pub(crate) token: i64,
@@ -83,11 +83,11 @@ impl EntryState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EntryRow {
     pub(crate) id: LeaseId,
-    /// `None`: no heartbeat keeps the entry, which lasts until its expiry.
+    /// `None`: no heartbeat renews the entry, which lasts until its expiry.
     pub(crate) client: Option<ClientId>,
     pub(crate) owner: Option<Owner>,
-    /// Whether the heartbeat of the client keeps the lease after the grant.
-    pub(crate) is_kept: bool,
+    /// Whether the heartbeat of the client renews the lease after the grant.
+    pub(crate) is_renewed: bool,
     pub(crate) mode: Mode,
     pub(crate) state: EntryState,
     pub(crate) ttl: Duration,

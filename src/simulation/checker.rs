@@ -19,7 +19,7 @@ pub(super) struct Belief {
     /// The token of an unanswered raise, which the lease may have.
     pub(super) may_have: Option<FencingToken>,
     /// Whether a heartbeat renews the lease.
-    pub(super) is_kept: bool,
+    pub(super) is_renewed: bool,
     /// Until when the caller believes in the lease, in virtual time.
     pub(super) until: u64,
 }

@@ -97,7 +97,7 @@ enum ActorState {
         name: LockName,
         owner: Owner,
         mode: Mode,
-        is_kept: bool,
+        is_renewed: bool,
         since: u64,
         is_try: bool,
         is_unlimited: bool,
@@ -358,8 +358,10 @@ impl World {
             WorldEvent::Unlock { transaction } => self.store.unlock(transaction),
             WorldEvent::Restart { client } => self.start(client),
             WorldEvent::CheckEvicted { client, life, lease, at } => {
-                let believes =
-                    self.beliefs.get(&(client, lease)).is_some_and(|belief| belief.is_kept && belief.until > self.now);
+                let believes = self
+                    .beliefs
+                    .get(&(client, lease))
+                    .is_some_and(|belief| belief.is_renewed && belief.until > self.now);
                 let is_told = self.clients[client].life != life || !believes;
                 if !is_told && self.clients[client].disturbed_at < at && self.store_is_away_until < at {
                     self.violate(format!(

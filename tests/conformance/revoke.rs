@@ -144,7 +144,7 @@ async fn lease_without_renewal_is_not_informed() {
     assert_eq!(theirs.ask_to_release("a").await.expect("ask"), 1, "it holds the name");
     assert_eq!(theirs.ask_to_release("b").await.expect("ask"), 1);
     is_asked(&renewed).await;
-    assert!(!was_asked(&unrenewed).await, "no heartbeat keeps it");
+    assert!(!was_asked(&unrenewed).await, "no heartbeat renews it");
     unrenewed.release().await.expect("release");
 }
 

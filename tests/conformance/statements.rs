@@ -254,7 +254,7 @@ async fn waiters_of_one_client_cost_one_entry() {
     // Others that came before.
     for i in 1..=10 {
         let entry = format!(
-            "INSERT INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+            "INSERT INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                        acquired_at, holder, label)
              VALUES ('a', '{i:032x}', '{i:032x}', '', false, 0, 0, 0, 1000000, {i}, 9000000000000000, 0, '', '')"
         );

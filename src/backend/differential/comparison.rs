@@ -157,7 +157,8 @@ pub(super) fn difference(before: &Tables, model: &Tables, database: &Tables) -> 
     for (key, m) in &model.entries {
         let (d, b) = (&database.entries[key], before.entries.get(key));
         let token = |entry: &Entry| if let EntryState::Holding(token) = entry.state { token } else { 0 };
-        let is_same = (m.owner, m.client, m.is_kept, m.mode, m.ttl) == (d.owner, d.client, d.is_kept, d.mode, d.ttl)
+        let is_same = (m.owner, m.client, m.is_renewed, m.mode, m.ttl)
+            == (d.owner, d.client, d.is_renewed, d.mode, d.ttl)
             && is_moved(b.map(token), token(m), token(d))
             && is_moved(b.map(|b| b.arrived), m.arrived, d.arrived)
             && is_moved(b.map(|b| b.expires_at), m.expires_at, d.expires_at);

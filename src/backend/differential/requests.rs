@@ -6,8 +6,8 @@ use super::{Sequence, now};
 use crate::engine::policy::{Decision, decide};
 use crate::name::LockName;
 use crate::protocol::{
-    Claim, ClientId, Enqueue, EntryState, Extension, GivenUp, Grantee, Holder, HolderChange, Keeper, LeaseId, Mode,
-    Release, Request, Response, Transition,
+    Claim, ClientChange, ClientId, Enqueue, EntryState, Extension, GivenUp, Grantee, Holder, HolderChange, LeaseId,
+    Mode, Release, Request, Response, Transition,
 };
 use crate::token::FencingToken;
 
@@ -51,7 +51,7 @@ impl Sequence {
             id: self.id(),
             owner: self.pick(&self.owners.clone()),
             client: self.client(),
-            is_kept: self.random.permille(750),
+            is_renewed: self.random.permille(750),
             mode,
             ttl: self.ttl(),
             holder: "differential/1".into(),
@@ -161,13 +161,14 @@ impl Sequence {
             104..111 => {
                 let (id, token) = self.holding_or_none(&name);
                 let (ttl, client) = (self.ttl(), self.client());
-                let keeper = self.pick(&[Keeper::Same, Keeper::Client(client), Keeper::NotThisClient(client)]);
+                let client_change =
+                    self.pick(&[ClientChange::None, ClientChange::Set(client), ClientChange::Remove(client)]);
                 // Acquisitions of one owner share a token, and only one of them can be renamed.
                 let renamed = if self.random.permille(200) { Some(self.new_id()) } else { None };
                 let id = (renamed.is_some() || !self.random.permille(200)).then_some(id);
                 let lasts = self.ttl();
                 let ttl = self.random.permille(700).then_some(ttl);
-                Request::Extend(Extension { name, id, renamed, token, lasts, ttl, keeper })
+                Request::Extend(Extension { name, id, renamed, token, lasts, ttl, client_change })
             }
             111..114 => {
                 let (id, token) = self.holding_or_none(&name);

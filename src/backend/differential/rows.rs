@@ -24,13 +24,13 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<Lease, sqlx::Error> {
     })
 }
 
-/// Reads a row of `sqlock_entry`. `is_kept`: the column that has the value of `is_kept` as an
+/// Reads a row of `sqlock_entry`. `is_renewed`: the column that has the value of `is_renewed` as an
 /// integer.
-pub(crate) fn read_entry(row: &impl TableRow, is_kept: &str) -> Result<(LeaseId, Entry), sqlx::Error> {
+pub(crate) fn read_entry(row: &impl TableRow, is_renewed: &str) -> Result<(LeaseId, Entry), sqlx::Error> {
     let entry = Entry {
         client: parse_id(&row.text("client")?)?,
         owner: parse_id(&row.text("owner")?)?,
-        is_kept: row.number(is_kept)? != 0,
+        is_renewed: row.number(is_renewed)? != 0,
         mode: Mode::from_stored(row.number("units")?, row.number("permits")?),
         state: EntryState::from_token(row.number("token")?),
         arrived: row.number("arrived_at")?,

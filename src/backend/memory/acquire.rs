@@ -37,7 +37,7 @@ impl Memory {
     /// was extended, so it shortens nothing. `None`: the claim has no holding.
     fn prolong(&self, claim: &Claim, now: i64) -> Option<Result<Prepared, MustWait>> {
         let name = &claim.name;
-        let client = claim.is_kept.then_some(claim.client);
+        let client = claim.is_renewed.then_some(claim.client);
         let (ttl, expires_at) = (micros(claim.ttl), now + micros(claim.ttl));
         if let Some(row) = self.leases.get(name).filter(|row| row.holder == Holder::Lease(claim.id)) {
             if self.is_lease_locked(name, Strength::Plain) {
@@ -86,14 +86,14 @@ impl Memory {
         let holding = |client, ttl, expires_at| Entry {
             client,
             owner: Some(claim.owner),
-            is_kept: true,
+            is_renewed: true,
             mode: Mode::Exclusive,
             state: EntryState::Holding(row.token),
             arrived: 0,
             ttl,
             expires_at,
         };
-        let mut own = holding(claim.is_kept.then_some(claim.client), micros(claim.ttl), now + micros(claim.ttl));
+        let mut own = holding(claim.is_renewed.then_some(claim.client), micros(claim.ttl), now + micros(claim.ttl));
         if let Some(before) = self.owned_entry(name, claim.id).filter(|before| before.state == own.state) {
             own.client = before.client.or(own.client);
             (own.ttl, own.expires_at) = (own.ttl.max(before.ttl), own.expires_at.max(before.expires_at));

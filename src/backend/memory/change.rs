@@ -110,7 +110,7 @@ impl Memory {
         let entry = Entry {
             client: row.client,
             owner: row.owner,
-            is_kept: row.client.is_some(),
+            is_renewed: row.client.is_some(),
             mode: Mode::READ,
             state: EntryState::Holding(token),
             arrived: 0,
@@ -181,13 +181,13 @@ fn is_named(extension: &Extension, id: LeaseId) -> bool {
 /// Returns whether a holding is valid for an extension. A holding that the client itself keeps may
 /// seem expired: the next heartbeat would move its expiry.
 fn counts(extension: &Extension, until: i64, client: Option<ClientId>, now: i64) -> bool {
-    let (_, removed) = extension.keeper.clients();
+    let (_, removed) = extension.client_change.clients();
     let is_removed = removed.is_some() && client == removed;
     is_removed || remaining(until, now).is_some()
 }
 
-/// Returns the client whose heartbeat keeps a holding after an extension.
+/// Returns the client whose heartbeat renews a holding after an extension.
 fn new_client(extension: &Extension, client: Option<ClientId>) -> Option<ClientId> {
-    let (new, removed) = extension.keeper.clients();
+    let (new, removed) = extension.client_change.clients();
     new.or(client.filter(|_| client != removed))
 }

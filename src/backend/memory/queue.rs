@@ -66,7 +66,7 @@ impl Memory {
                 id,
                 client: entry.client,
                 owner: entry.owner,
-                is_kept: entry.is_kept,
+                is_renewed: entry.is_renewed,
                 mode: entry.mode,
                 state: entry.state,
                 ttl: Duration::from_micros(u64::try_from(entry.ttl).unwrap_or(0)),

@@ -68,8 +68,8 @@ impl Memory {
                 return None;
             }
             granted_entry = Some(first.id);
-            let keeper = first.client.filter(|_| first.is_kept);
-            ReleaseOutcome::ToEntry(row.grant_to(first.id, first.owner, keeper, first.ttl.min(GRANT), now))
+            let client = first.client.filter(|_| first.is_renewed);
+            ReleaseOutcome::ToEntry(row.grant_to(first.id, first.owner, client, first.ttl.min(GRANT), now))
         } else if let Some(claim) = next {
             ReleaseOutcome::ToNext(row.grant(claim, now).token)
         } else {

@@ -34,7 +34,7 @@ pub(crate) struct Lease {
 pub(crate) struct Entry {
     pub(crate) client: Option<ClientId>,
     pub(crate) owner: Option<Owner>,
-    pub(crate) is_kept: bool,
+    pub(crate) is_renewed: bool,
     pub(crate) mode: Mode,
     pub(crate) state: EntryState,
     pub(crate) arrived: i64,
@@ -61,7 +61,7 @@ impl Lease {
 
     /// Grants a claim that has no entry.
     pub(super) fn grant(&mut self, claim: &Claim, now: i64) -> Granted {
-        self.grant_to(claim.id, Some(claim.owner), claim.is_kept.then_some(claim.client), claim.ttl, now)
+        self.grant_to(claim.id, Some(claim.owner), claim.is_renewed.then_some(claim.client), claim.ttl, now)
     }
 
     pub(super) fn grant_to(
@@ -84,7 +84,7 @@ impl Lease {
     pub(super) fn share(&mut self, claim: &Claim, now: i64) -> (Granted, Entry) {
         self.token = self.next_token(now);
         (self.holder, self.client, self.owner) = (Holder::Entries, None, None);
-        let client = claim.is_kept.then_some(claim.client);
+        let client = claim.is_renewed.then_some(claim.client);
         let entry = Entry::new(claim, EntryState::Holding(self.token), client, 0, now + micros(claim.ttl));
         (Granted { id: claim.id, token: positive(self.token) }, entry)
     }
@@ -107,12 +107,12 @@ impl Entry {
         arrived: i64,
         expires_at: i64,
     ) -> Self {
-        let Claim { owner, is_kept, mode, ttl, .. } = *claim;
-        Self { client, owner: Some(owner), is_kept, mode, state, arrived, ttl: micros(ttl), expires_at }
+        let Claim { owner, is_renewed, mode, ttl, .. } = *claim;
+        Self { client, owner: Some(owner), is_renewed, mode, state, arrived, ttl: micros(ttl), expires_at }
     }
 
-    /// Returns the client whose heartbeat will keep the holding of the entry.
-    pub(super) fn keeper(&self) -> Option<ClientId> {
-        self.client.filter(|_| self.is_kept)
+    /// Returns the client whose heartbeat will renew the holding of the entry.
+    pub(super) fn renewing_client(&self) -> Option<ClientId> {
+        self.client.filter(|_| self.is_renewed)
     }
 }

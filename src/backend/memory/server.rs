@@ -86,7 +86,7 @@ impl MemoryServer {
             id: LeaseId::from_u128(uuid::Uuid::new_v4().as_u128()),
             owner: random,
             client: ClientId::from_u128(uuid::Uuid::new_v4().as_u128()),
-            is_kept: false,
+            is_renewed: false,
             mode: Mode::Exclusive,
             ttl: CENTURY,
             holder: STRANGER.into(),

@@ -152,7 +152,7 @@ impl Memory {
             }
             HolderChange::Exclusive(grantee) => {
                 let entry = waiting(grantee.id)?;
-                granted.push(row.grant_to(grantee.id, entry.owner, entry.keeper(), grantee.ttl, now));
+                granted.push(row.grant_to(grantee.id, entry.owner, entry.renewing_client(), grantee.ttl, now));
                 prepared.writes.push(Write::Entry(name.clone(), grantee.id, None));
             }
             HolderChange::Shared(grantees) => {
@@ -163,7 +163,7 @@ impl Memory {
                     let state = EntryState::Holding(row.token);
                     granted.push(Granted { id: grantee.id, token: positive(row.token) });
                     let ttl = micros(grantee.ttl);
-                    let holding = Entry { state, client: entry.keeper(), ttl, expires_at: now + ttl, ..entry };
+                    let holding = Entry { state, client: entry.renewing_client(), ttl, expires_at: now + ttl, ..entry };
                     let share = (!is_on(Mutation::DeleteShareOnGrant)).then_some(holding);
                     prepared.writes.push(Write::Entry(name.clone(), grantee.id, share));
                 }

@@ -46,9 +46,9 @@ impl<'a> HolderColumns<'a> {
     }
 }
 
-/// Returns the client whose heartbeat will keep the lease of a claim.
+/// Returns the client whose heartbeat will renew the lease of a claim.
 pub(super) fn heartbeat_client(claim: &Claim) -> String {
-    client_text(claim.is_kept.then_some(claim.client))
+    client_text(claim.is_renewed.then_some(claim.client))
 }
 
 // The codes of `claim_state!`. From REMAINING on: the remaining time of the holder, times two, plus
@@ -238,7 +238,7 @@ UPDATE sqlock_lease
        expires_at = ", now!(), " + ?, acquired_at = ", now!(), "
  WHERE name = @sqlock_name");
 
-// Bind order: id, owner, client, is_kept, units, permits, ttl, ttl, holder, label.
+// Bind order: id, owner, client, is_renewed, units, permits, ttl, ttl, holder, label.
 #[rustfmt::skip]
 const ADD_SHARE: &str = concat!("
 INSERT INTO sqlock_entry (", entry_columns!(), ")
@@ -257,8 +257,8 @@ pub(super) fn grant_claim(script: &mut Script, claim: &Claim) {
         let (units, permits) = (units.to_string(), permits.to_string());
         let (id, owner, client) = (id_literal(claim.id), id_literal(claim.owner), id_literal(heartbeat_client(claim)));
         let (holder, label) = (text_literal(&claim.holder), text_literal(&claim.label));
-        let is_kept = if claim.is_kept { "1" } else { "0" };
-        script.add(ADD_SHARE, &[&id, &owner, &client, is_kept, &units, &permits, ttl, ttl, &holder, &label]);
+        let is_renewed = if claim.is_renewed { "1" } else { "0" };
+        script.add(ADD_SHARE, &[&id, &owner, &client, is_renewed, &units, &permits, ttl, ttl, &holder, &label]);
     }
 }
 
@@ -341,7 +341,7 @@ SELECT l.name, ?, l.owner, ?, 1, 0, 0, l.token, ?, 0, ", now!(), " + ?, ", now!(
        client = IF(", joined!(), " AND sqlock_entry.client <> '', sqlock_entry.client, VALUES(client)),
        ttl = GREATEST(VALUES(ttl), IF(", joined!(), ", sqlock_entry.ttl, 0)),
        expires_at = GREATEST(VALUES(expires_at), IF(", joined!(), ", sqlock_entry.expires_at, 0)),
-       owner = VALUES(owner), is_kept = 1, units = 0, permits = 0, token = VALUES(token), arrived_at = 0,
+       owner = VALUES(owner), is_renewed = 1, units = 0, permits = 0, token = VALUES(token), arrived_at = 0,
        acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)");
 
 // The row is written although it may have entries already: on Galera, a hand-over on another node

@@ -7,7 +7,7 @@ use super::script::{AMENDED, LOCK_NAME, Script, Sending, amended, id_literal, na
 use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::{AskOutcome, ChangeOutcome, Extension, Holder, Keeper, LeaseId, Mode};
+use crate::protocol::{AskOutcome, ChangeOutcome, ClientChange, Extension, Holder, LeaseId, Mode};
 use crate::token::FencingToken;
 
 // ---- extend
@@ -22,7 +22,7 @@ macro_rules! extended {
     };
 }
 
-// Bind order: extended, name, token, id, id, renamed, the client whose heartbeat no longer keeps
+// Bind order: extended, name, token, id, id, renamed, the client whose heartbeat no longer renews
 // it, or NULL.
 #[rustfmt::skip]
 const EXTEND: Nowait = update_lease!(
@@ -33,34 +33,34 @@ const EXTEND: Nowait = update_lease!(
              AND (l.client = ? OR ", lease_until!("l"), " > ", now!(), ") THEN 1
             ELSE 2 END) = 1"]);
 
-// Bind order: extended, name, name, id, renamed, token, the client whose heartbeat no longer keeps
+// Bind order: extended, name, name, id, renamed, token, the client whose heartbeat no longer renews
 // it, or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRY: Nowait = update_entry!(
     set: [extended!("e")],
     condition: ["e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")"]);
 
-// Bind order: name, id, renamed, token, the client whose heartbeat no longer keeps it, or NULL.
+// Bind order: name, id, renamed, token, the client whose heartbeat no longer renews it, or NULL.
 #[rustfmt::skip]
 const EXTENDABLE: &str = concat!("
 SELECT 1 FROM sqlock_entry AS e
  WHERE e.name = ? AND e.id IN (?, ?) AND e.token = ? AND e.owner <> '' AND (e.client = ? OR ", entry_until!("e"), " > ", now!(), ")");
 
-// Bind order: name, the client whose heartbeat no longer keeps it, or NULL.
-const KEPT_BY: &str = "SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.client = ?";
+// Bind order: name, the client whose heartbeat no longer renews it, or NULL.
+const RENEWED_BY: &str = "SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.client = ?";
 
 /// Returns how the client changes, as a number of `extended!`, and the new or the removed client.
-fn client_change(keeper: Keeper) -> (i32, String) {
-    match keeper {
-        Keeper::Same => (0, String::new()),
-        Keeper::Client(client) => (1, client.to_string()),
-        Keeper::NotThisClient(client) => (2, client.to_string()),
+fn bound_change(change: ClientChange) -> (i32, String) {
+    match change {
+        ClientChange::None => (0, String::new()),
+        ClientChange::Set(client) => (1, client.to_string()),
+        ClientChange::Remove(client) => (2, client.to_string()),
     }
 }
 
 /// Binds what `extended!` needs.
 fn bind_extended<'q>(query: MySqlQuery<'q>, extension: &Extension, renamed: &str) -> MySqlQuery<'q> {
-    let (change, client) = client_change(extension.keeper);
+    let (change, client) = bound_change(extension.client_change);
     let query = query.bind(renamed.to_owned()).bind(renamed.to_owned()).bind(change).bind(client.clone()).bind(client);
     query.bind(extension.ttl.map_or(0, micros)).bind(micros(extension.lasts))
 }
@@ -74,7 +74,7 @@ pub(super) async fn extend(
     let Extension { name, id, renamed, token, .. } = extension;
     let new_id = renamed.map_or_else(String::new, |id| id.to_string());
     let old_id = id.map_or_else(String::new, |id| id.to_string());
-    let (_, removed_client) = extension.keeper.clients();
+    let (_, removed_client) = extension.client_change.clients();
     let removed_client = removed_client.map(|client| client.to_string());
     let bytes = name.as_str().as_bytes();
     let query = bind_extended(sqlx::query(EXTEND.sql(flavor)), extension, &new_id).bind(bytes).bind(token.get());
@@ -88,8 +88,8 @@ pub(super) async fn extend(
             };
             let is_meant = |holder| id.is_none_or(|id| id == holder || *renamed == Some(holder));
             if matches!(row.holder, Holder::Lease(holder) if is_meant(holder)) && row.token == token.get() {
-                let kept = sqlx::query(KEPT_BY).bind(bytes).bind(&removed_client);
-                let counts = row.remaining.is_some() || kept.fetch_optional(conn).await?.is_some();
+                let renewed = sqlx::query(RENEWED_BY).bind(bytes).bind(&removed_client);
+                let counts = row.remaining.is_some() || renewed.fetch_optional(conn).await?.is_some();
                 return Ok(if counts { ChangeOutcome::Locked } else { ChangeOutcome::NotHeld });
             }
             row.holder == Holder::Entries
@@ -115,7 +115,7 @@ pub(super) async fn extend(
 }
 
 // Acquisitions of one owner from several clients share a token. Bind order: name, token, the client
-// whose heartbeat no longer keeps it, or NULL.
+// whose heartbeat no longer renews it, or NULL.
 #[rustfmt::skip]
 const EXTEND_LOCK: &str = concat!("
 SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
@@ -130,7 +130,7 @@ SELECT COUNT(*) INTO @sqlock_held FROM sqlock_entry AS e FORCE INDEX (sqlock_ent
 #[rustfmt::skip]
 const EXTEND_DECIDE: &str = "SELECT IF(@sqlock_held > 0 AND @sqlock_locked >= @sqlock_held, ?, NULL) INTO @sqlock_name";
 
-// Bind order: extended, token, the client whose heartbeat no longer keeps it, or NULL.
+// Bind order: extended, token, the client whose heartbeat no longer renews it, or NULL.
 #[rustfmt::skip]
 const EXTEND_ENTRIES: &str = concat!("
 UPDATE sqlock_entry AS e FORCE INDEX (sqlock_entry_in_order)
@@ -143,9 +143,9 @@ async fn extend_entries(
     extension: &Extension,
 ) -> Result<ChangeOutcome, sqlx::Error> {
     let (name, token) = (&*name_literal(&extension.name), &*extension.token.get().to_string());
-    let (change, client) = client_change(extension.keeper);
+    let (change, client) = bound_change(extension.client_change);
     let (change, client) = (&*change.to_string(), &*id_literal(client));
-    let (_, removed_client) = extension.keeper.clients();
+    let (_, removed_client) = extension.client_change.clients();
     let removed_client = &*removed_client.map_or_else(|| "NULL".to_owned(), id_literal);
     let (ttl, lasts) = (extension.ttl.map_or(0, micros).to_string(), micros(extension.lasts).to_string());
     let mut script = Script::new(sending);

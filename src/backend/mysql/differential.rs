@@ -157,7 +157,7 @@ UPDATE sqlock_entry
             }
             for row in self
                 .rows(
-                    "SELECT *, CAST(is_kept AS SIGNED) AS keeps FROM sqlock_entry WHERE name = ?",
+                    "SELECT *, CAST(is_renewed AS SIGNED) AS keeps FROM sqlock_entry WHERE name = ?",
                     name.as_str().as_bytes(),
                 )
                 .await

@@ -16,19 +16,19 @@ use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Pol
 
 // ---- enqueue
 
-// JSON: id, owner, client, is_kept, units, permits, ttl, age, holder, label. Skips entries that
+// JSON: id, owner, client, is_renewed, units, permits, ttl, age, holder, label. Skips entries that
 // exist and acquisitions that hold the name already. The texts name their character set, since
 // MariaDB would use the database's. Bind order: name, JSON, name, name.
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
 INSERT IGNORE INTO sqlock_entry (", entry_columns!(), ")
-SELECT ?, t.id, t.owner, t.client, t.is_kept, t.units, t.permits, 0, t.ttl, ", now!(), " - t.age,
+SELECT ?, t.id, t.owner, t.client, t.is_renewed, t.units, t.permits, 0, t.ttl, ", now!(), " - t.age,
        ", now!(), " + ", grant!(), ", 0, t.holder, t.label
   FROM JSON_TABLE(?, '$[*]' COLUMNS (
        id      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$[0]',
        owner   VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$[1]',
        client  VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$[2]',
-       is_kept BIGINT PATH '$[3]', units BIGINT PATH '$[4]', permits BIGINT PATH '$[5]', ttl BIGINT PATH '$[6]', age BIGINT PATH '$[7]',
+       is_renewed BIGINT PATH '$[3]', units BIGINT PATH '$[4]', permits BIGINT PATH '$[5]', ttl BIGINT PATH '$[6]', age BIGINT PATH '$[7]',
        holder  VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
        label   VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[9]')) AS t
  WHERE NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = t.id)
@@ -47,9 +47,9 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
     let lines = entries.iter().map(|Enqueue { claim, age }| {
         let (units, permits) = claim.mode.stored();
         let (id, owner, client) = (claim.id.to_string(), claim.owner.to_string(), claim.client.to_string());
-        let is_kept = i64::from(claim.is_kept);
+        let is_renewed = i64::from(claim.is_renewed);
         let (ttl, age) = (micros(claim.ttl), micros(*age));
-        json!([id, owner, client, is_kept, units, permits, ttl, age, &*claim.holder, &*claim.label])
+        json!([id, owner, client, is_renewed, units, permits, ttl, age, &*claim.holder, &*claim.label])
     });
     let lines = Value::from_iter(lines).to_string();
     sqlx::query(ENQUEUE).bind(name).bind(lines).bind(name).bind(name).execute(&mut *conn).await?;
@@ -165,7 +165,7 @@ fn read_poll(rows: &[&MySqlRow], ids: &[LeaseId]) -> Result<Option<Polled>, sqlx
 #[rustfmt::skip]
 const READ: &str = concat!("
 SELECT ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALESCE(e.client, '') AS entry_client,
-       COALESCE(e.owner, '') AS entry_owner, CAST(COALESCE(e.is_kept, 0) AS SIGNED) AS is_kept, COALESCE(e.units, 0) AS units,
+       COALESCE(e.owner, '') AS entry_owner, CAST(COALESCE(e.is_renewed, 0) AS SIGNED) AS is_renewed, COALESCE(e.units, 0) AS units,
        COALESCE(e.permits, 0) AS permits, COALESCE(e.token, 0) AS entry_token, COALESCE(e.ttl, 0) AS ttl,
        COALESCE(e.arrived_at, 0) AS arrived_at, COALESCE(", entry_until!("e"), " - ", now!(), ", 0) AS entry_remaining
   FROM sqlock_lease AS l LEFT JOIN (

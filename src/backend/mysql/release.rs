@@ -89,7 +89,7 @@ UPDATE (SELECT s.name, GREATEST(s.token + 1, ", now!(), ") AS token
           FROM sqlock_lease AS s WHERE s.name = ? AND s.id = ? AND s.token = ?
          LIMIT 1 FOR UPDATE SKIP LOCKED) AS q
   STRAIGHT_JOIN
-       (SELECT f.id, f.owner, IF(f.is_kept, f.client, '') AS client, LEAST(f.ttl, ", grant!(), ") AS ttl, f.holder, f.label
+       (SELECT f.id, f.owner, IF(f.is_renewed, f.client, '') AS client, LEAST(f.ttl, ", grant!(), ") AS ttl, f.holder, f.label
           FROM sqlock_entry AS f FORCE INDEX (sqlock_entry_in_order)
          WHERE f.name = ? AND f.token = 0 AND f.units = 0 AND f.id LIKE ?
          ORDER BY f.arrived_at, f.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS n

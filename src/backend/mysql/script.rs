@@ -141,7 +141,7 @@ pub(super) fn amended(row: &MySqlRow) -> Result<ChangeOutcome, sqlx::Error> {
 macro_rules! overwrite {
     () => {
         "ON DUPLICATE KEY UPDATE
-       owner = VALUES(owner), client = VALUES(client), is_kept = VALUES(is_kept), units = VALUES(units), permits = VALUES(permits),
+       owner = VALUES(owner), client = VALUES(client), is_renewed = VALUES(is_renewed), units = VALUES(units), permits = VALUES(permits),
        token = VALUES(token), ttl = VALUES(ttl), arrived_at = VALUES(arrived_at), expires_at = VALUES(expires_at),
        acquired_at = VALUES(acquired_at), holder = VALUES(holder), label = VALUES(label)"
     };

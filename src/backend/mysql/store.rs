@@ -194,7 +194,7 @@ pub(super) fn is_timeout(error: &sqlx::Error) -> bool {
 /// The columns of an entry that an INSERT names, in the order of the selected values.
 macro_rules! entry_columns {
     () => {
-        "name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at, holder, label"
+        "name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at, acquired_at, holder, label"
     };
 }
 

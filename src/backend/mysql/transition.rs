@@ -96,7 +96,7 @@ UPDATE sqlock_lease SET id = '', owner = '', client = '', expires_at = 0, holder
 #[rustfmt::skip]
 const GRANT_ALONE: &str = concat!("
 UPDATE sqlock_lease AS l STRAIGHT_JOIN sqlock_entry AS e ON e.name = l.name AND e.id = ?
-   SET l.id = e.id, l.owner = e.owner, l.client = IF(e.is_kept, e.client, ''), l.token = @sqlock_token, l.ttl = ?,
+   SET l.id = e.id, l.owner = e.owner, l.client = IF(e.is_renewed, e.client, ''), l.token = @sqlock_token, l.ttl = ?,
        l.expires_at = ", now!(), " + ?, l.acquired_at = ", now!(), ", l.holder = e.holder, l.label = e.label
  WHERE l.name = @sqlock_name");
 
@@ -111,7 +111,7 @@ UPDATE sqlock_lease
 #[rustfmt::skip]
 const GRANT_SHARE: &str = concat!("
 UPDATE sqlock_entry
-   SET client = IF(is_kept, client, ''), token = @sqlock_token + ?, ttl = ?, expires_at = ", now!(), " + ?, acquired_at = ", now!(), "
+   SET client = IF(is_renewed, client, ''), token = @sqlock_token + ?, ttl = ?, expires_at = ", now!(), " + ?, acquired_at = ", now!(), "
  WHERE name = @sqlock_name AND id = ?");
 
 // Bind order: id.

@@ -14,7 +14,7 @@ pub(super) fn bind_holder<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
     query
         .bind(claim.id.to_string())
         .bind(claim.owner.to_string())
-        .bind(client_text(claim.is_kept.then_some(claim.client)))
+        .bind(client_text(claim.is_renewed.then_some(claim.client)))
         .bind(micros(claim.ttl))
         .bind(&*claim.holder)
         .bind(&*claim.label)
@@ -74,14 +74,14 @@ RETURNING token AS granted");
 macro_rules! insert_share {
     ($from:literal) => {
         concat!("
-    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                    acquired_at, holder, label)
     SELECT f.name, c.id, c.owner, c.client, c.client <> '', c.units, c.permits, f.token, c.ttl, 0,
            ", $crate::backend::postgres::store::now!(), " + c.ttl, ", $crate::backend::postgres::store::now!(), ",
            c.holder, c.label
       FROM ", $from, " AS f, claim AS c
         ON CONFLICT (name, id) DO UPDATE
-       SET owner = excluded.owner, client = excluded.client, is_kept = excluded.is_kept, units = excluded.units,
+       SET owner = excluded.owner, client = excluded.client, is_renewed = excluded.is_renewed, units = excluded.units,
            permits = excluded.permits, token = excluded.token, ttl = excluded.ttl, arrived_at = excluded.arrived_at,
            expires_at = excluded.expires_at, acquired_at = excluded.acquired_at, holder = excluded.holder,
            label = excluded.label")
@@ -193,7 +193,7 @@ pub(super) async fn acquire(
             let query = sqlx::query(PROLONG)
                 .bind(claim.name.as_str())
                 .bind(claim.id.to_string())
-                .bind(client_text(claim.is_kept.then_some(claim.client)))
+                .bind(client_text(claim.is_renewed.then_some(claim.client)))
                 .bind(micros(claim.ttl));
             match conn.row(query).await? {
                 Some(row) => return token(&row, "granted").map(Ok),
@@ -233,16 +233,16 @@ held AS MATERIALIZED (
      WHERE l.xmin = seen.version
        FOR NO KEY UPDATE OF l SKIP LOCKED),
 first AS (
-    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                    acquired_at, holder, label)
     SELECT name, id, owner, client, true, 0, 0, token, ttl, 0, expires_at, acquired_at, holder, label
       FROM held WHERE id <> 'entries'
         ON CONFLICT (name, id) DO UPDATE
-       SET owner = excluded.owner, client = excluded.client, is_kept = true, units = 0, permits = 0,
+       SET owner = excluded.owner, client = excluded.client, is_renewed = true, units = 0, permits = 0,
            token = excluded.token, ttl = excluded.ttl, arrived_at = 0, expires_at = excluded.expires_at,
            acquired_at = excluded.acquired_at, holder = excluded.holder, label = excluded.label),
 own AS (
-    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                    acquired_at, holder, label)
     SELECT name, $2, $3, $4, true, 0, 0, token, $5, 0, ", now!(), " + $5, ", now!(), ", $6,
            CASE WHEN $7 <> '' THEN $7 WHEN held.id <> 'entries' THEN held.label
@@ -255,7 +255,7 @@ own AS (
                       CASE WHEN is_same THEN greatest(e.expires_at, excluded.expires_at) ELSE excluded.expires_at END,
                       CASE WHEN is_same THEN e.acquired_at ELSE excluded.acquired_at END
                  FROM (SELECT e.token = excluded.token AND e.owner <> '' AS is_same) AS s),
-           owner = excluded.owner, is_kept = true, units = 0, permits = 0, token = excluded.token, arrived_at = 0,
+           owner = excluded.owner, is_renewed = true, units = 0, permits = 0, token = excluded.token, arrived_at = 0,
            holder = excluded.holder, label = excluded.label),
 joined AS (
     UPDATE sqlock_lease AS l SET id = 'entries', client = '', holder = '', label = ''

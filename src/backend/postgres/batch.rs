@@ -80,7 +80,7 @@ async fn acquire(conn: &mut Connection<'_>, claims: &[Claim]) -> Result<Vec<Opti
         .bind(texts(|claim| claim.name.to_string()))
         .bind(texts(|claim| claim.id.to_string()))
         .bind(texts(|claim| claim.owner.to_string()))
-        .bind(texts(|claim| client_text(claim.is_kept.then_some(claim.client))))
+        .bind(texts(|claim| client_text(claim.is_renewed.then_some(claim.client))))
         .bind(claims.iter().map(|claim| micros(claim.ttl)).collect::<Vec<_>>())
         .bind(texts(|claim| claim.holder.to_string()))
         .bind(texts(|claim| claim.label.to_string()));

@@ -31,7 +31,7 @@ macro_rules! extended {
 }
 
 /// A statement that extends holdings. $1 name, $2 id or '' for any, $3 token, $4 lasts, $5 ttl, $6
-/// the client whose heartbeat keeps it from now on, or '', $7 the client whose heartbeat no longer
+/// the client whose heartbeat renews it from now on, or '', $7 the client whose heartbeat no longer
 /// keeps it, or '', $8 the new id if it is renamed.
 ///
 /// - `$named`: whether the id of a row matches.
@@ -123,15 +123,15 @@ gone AS (
      WHERE e.name = u.name AND e.id = u.id AND all_locked.is_true
     RETURNING e.*),
 renamed AS (
-    INSERT INTO sqlock_entry AS r (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+    INSERT INTO sqlock_entry AS r (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                    acquired_at, holder, label)
-    SELECT e.name, $8, e.owner, CASE WHEN $6 <> '' THEN $6 WHEN e.client = $7 THEN '' ELSE e.client END, e.is_kept, e.units,
+    SELECT e.name, $8, e.owner, CASE WHEN $6 <> '' THEN $6 WHEN e.client = $7 THEN '' ELSE e.client END, e.is_renewed, e.units,
            e.permits, e.token, greatest(e.ttl, $5), e.arrived_at, greatest(e.expires_at, ", now!(), " + $4), e.acquired_at,
            e.holder, e.label
       FROM gone AS e
      WHERE NOT EXISTS (SELECT FROM named)
         ON CONFLICT (name, id) DO UPDATE
-       SET owner = excluded.owner, client = excluded.client, is_kept = excluded.is_kept, units = excluded.units,
+       SET owner = excluded.owner, client = excluded.client, is_renewed = excluded.is_renewed, units = excluded.units,
            permits = excluded.permits, token = excluded.token, ttl = excluded.ttl, arrived_at = excluded.arrived_at,
            expires_at = excluded.expires_at, acquired_at = excluded.acquired_at, holder = excluded.holder,
            label = excluded.label
@@ -139,11 +139,11 @@ renamed AS (
 shares AS MATERIALIZED (
     SELECT id FROM extended UNION ALL SELECT id FROM renamed)"));
 
-/// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it, and its
+/// Moves the expiry of a valid holding, and changes the client whose heartbeat renews it, and its
 /// id.
 pub(super) async fn extend(conn: &mut Connection<'_>, extension: &Extension) -> Result<ChangeOutcome, sqlx::Error> {
-    let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
-    let (new_client, removed_client) = keeper.clients();
+    let Extension { name, id, renamed, token, lasts, ttl, client_change } = extension;
+    let (new_client, removed_client) = client_change.clients();
     let query = sqlx::query(if renamed.is_some() { EXTEND_AND_RENAME } else { EXTEND })
         .bind(name.as_str())
         .bind(id.map_or_else(String::new, |id| id.to_string()))
@@ -163,11 +163,11 @@ const DOWNGRADE: &str = "
 WITH held AS MATERIALIZED (
     SELECT l.* FROM sqlock_lease AS l WHERE l.name = $1 AND l.id = $2 AND l.token = $3 FOR UPDATE SKIP LOCKED),
 share AS (
-    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+    INSERT INTO sqlock_entry AS e (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                    acquired_at, holder, label)
     SELECT name, id, owner, client, client <> '', $4, $5, token, ttl, 0, expires_at, acquired_at, holder, label FROM held
         ON CONFLICT (name, id) DO UPDATE
-       SET owner = excluded.owner, client = excluded.client, is_kept = excluded.is_kept, units = excluded.units,
+       SET owner = excluded.owner, client = excluded.client, is_renewed = excluded.is_renewed, units = excluded.units,
            permits = excluded.permits, token = excluded.token, ttl = excluded.ttl, arrived_at = 0,
            expires_at = excluded.expires_at, acquired_at = excluded.acquired_at, holder = excluded.holder,
            label = excluded.label),

@@ -122,7 +122,7 @@ fn entry(row: &PgRow) -> ((LockName, LeaseId), Entry) {
     let entry = Entry {
         client: known(row, "client"),
         owner: known(row, "owner"),
-        is_kept: row.try_get("is_kept").expect("a flag"),
+        is_renewed: row.try_get("is_renewed").expect("a flag"),
         mode: Mode::from_stored(number(row, "units"), number(row, "permits")),
         state,
         arrived: number(row, "arrived_at"),

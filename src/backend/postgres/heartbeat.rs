@@ -1,4 +1,4 @@
-//! The heartbeat of a client, which keeps the leases and the entries that name the client.
+//! The heartbeat of a client, which renews the leases and the entries that name the client.
 
 use super::listener::mark;
 use super::store::{Connection, now};

@@ -8,7 +8,7 @@ use crate::backend::stored::{TableRow as _, current_holder, parse_id, read_entry
 use crate::name::LockName;
 use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
 
-// $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_kept, $6 units, $7 permits, $8 ttl, $9 age,
+// $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_renewed, $6 units, $7 permits, $8 ttl, $9 age,
 // $10 holder, $11 label. The mark and the entries become visible together, so a release sees both
 // or neither. The result is the row after it was locked. The first condition keeps a repeated
 // request from locking the row.
@@ -18,7 +18,7 @@ WITH new AS MATERIALIZED (
     SELECT n.*
       FROM unnest($2::text[], $3::text[], $4::text[], $5::boolean[], $6::bigint[], $7::bigint[], $8::bigint[],
                   $9::bigint[], $10::text[], $11::text[])
-                  AS n (id, owner, client, is_kept, units, permits, ttl, age, holder, label)
+                  AS n (id, owner, client, is_renewed, units, permits, ttl, age, holder, label)
      WHERE NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.name = $1 AND e.id = n.id)),
 marked AS (
     INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, waiting, acquired_at, holder, label)
@@ -28,9 +28,9 @@ marked AS (
      WHERE EXISTS (SELECT FROM new WHERE new.id <> l.id)
     RETURNING l.*),
 entry AS (
-    INSERT INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+    INSERT INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                               acquired_at, holder, label)
-    SELECT marked.name, n.id, n.owner, n.client, n.is_kept, n.units, n.permits, 0, n.ttl, ", now!(), " - n.age,
+    SELECT marked.name, n.id, n.owner, n.client, n.is_renewed, n.units, n.permits, 0, n.ttl, ", now!(), " - n.age,
            ", now!(), " + ", grant!(), ", 0, n.holder, n.label
       FROM marked JOIN new AS n ON n.id <> marked.id
         ON CONFLICT (name, id) DO NOTHING)
@@ -51,7 +51,7 @@ pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> R
         .bind(claims().map(|claim| claim.id.to_string()).collect::<Vec<_>>())
         .bind(claims().map(|claim| claim.owner.to_string()).collect::<Vec<_>>())
         .bind(claims().map(|claim| claim.client.to_string()).collect::<Vec<_>>())
-        .bind(claims().map(|claim| claim.is_kept).collect::<Vec<_>>())
+        .bind(claims().map(|claim| claim.is_renewed).collect::<Vec<_>>())
         .bind(claims().map(|claim| claim.mode.stored().0).collect::<Vec<_>>())
         .bind(claims().map(|claim| claim.mode.stored().1).collect::<Vec<_>>())
         .bind(claims().map(|claim| micros(claim.ttl)).collect::<Vec<_>>())
@@ -180,7 +180,7 @@ fn read_presence(row: &PgRow, id: LeaseId, lease: &LeaseRow) -> Result<Presence,
 #[rustfmt::skip]
 const READ: &str = concat!("
 SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.client AS entry_client, e.owner AS entry_owner,
-       e.is_kept::int::bigint AS is_kept, e.units, e.permits, e.token AS entry_token, e.ttl, e.arrived_at,
+       e.is_renewed::int::bigint AS is_renewed, e.units, e.permits, e.token AS entry_token, e.ttl, e.arrived_at,
        greatest(e.expires_at, k.beat_at + CASE e.token WHEN 0 THEN ", grant!(), " ELSE e.ttl END)
        - ", now!(), " AS entry_remaining
   FROM sqlock_lease AS l

@@ -67,9 +67,9 @@ next AS (
                    WHERE greatest(w.expires_at, c.beat_at + ", grant!(), ") > ", now!(), "
                    ORDER BY w.arrived_at, w.id LIMIT 1)
               FOR UPDATE SKIP LOCKED)
-    RETURNING e.id, e.owner, e.client, e.is_kept, least(e.ttl, ", grant!(), ") AS ttl, e.holder, e.label),"), concat!("
+    RETURNING e.id, e.owner, e.client, e.is_renewed, least(e.ttl, ", grant!(), ") AS ttl, e.holder, e.label),"), concat!("
        SET id = coalesce(next.id, ''), owner = coalesce(next.owner, ''),
-           client = CASE WHEN next.is_kept THEN next.client ELSE '' END,
+           client = CASE WHEN next.is_renewed THEN next.client ELSE '' END,
            token = CASE WHEN next.id IS NULL THEN l.token ELSE held.token END, ttl = coalesce(next.ttl, l.ttl),
            expires_at = coalesce(", now!(), " + next.ttl, 0),
            acquired_at = CASE WHEN next.id IS NULL THEN l.acquired_at ELSE ", now!(), " END,

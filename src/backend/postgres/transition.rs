@@ -111,7 +111,7 @@ granted AS (
     DELETE FROM sqlock_entry AS e USING grantee AS g, all_locked WHERE e.name = g.name AND e.id = g.id),
 changed AS (
     UPDATE sqlock_lease AS l
-       SET id = g.id, owner = g.owner, client = CASE WHEN g.is_kept THEN g.client ELSE '' END, token = a.token,
+       SET id = g.id, owner = g.owner, client = CASE WHEN g.is_renewed THEN g.client ELSE '' END, token = a.token,
            ttl = g.lasts, expires_at = ", now!(), " + g.lasts, acquired_at = ", now!(), ", holder = g.holder,
            label = g.label, lost = a.lost, waiting = a.waiting
       FROM all_locked AS a, grantee AS g
@@ -123,7 +123,7 @@ SELECT id, token FROM changed"));
 const GRANT_SHARES: &str = transition!("s.units = 0", "true", "", "true", concat!("
 granted AS (
     UPDATE sqlock_entry AS e
-       SET client = CASE WHEN e.is_kept THEN e.client ELSE '' END, token = a.token + g.place - 1, ttl = g.lasts,
+       SET client = CASE WHEN e.is_renewed THEN e.client ELSE '' END, token = a.token + g.place - 1, ttl = g.lasts,
            expires_at = ", now!(), " + g.lasts, acquired_at = ", now!(), "
       FROM all_locked AS a, grantee AS g
      WHERE e.name = g.name AND e.id = g.id

@@ -57,7 +57,7 @@ SELECT $1, 'entries', '', '', ", now!(), ", 0, 0, ", now!(), ", '', '' WHERE $8 
    SET id = 'entries', owner = '', client = '', token = max(l.token + 1, excluded.token),
        acquired_at = excluded.acquired_at, holder = '', label = ''
  WHERE ", has_room!(), ";
-INSERT INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
+INSERT INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
                           holder, label)
 SELECT $1, $2, $3, $4, $4 <> '', $8, $9, l.token, $5, 0, l.acquired_at + $5, l.acquired_at, $6, $7
   FROM sqlock_lease AS l WHERE l.name = $1 AND changes() = 1;
@@ -141,7 +141,7 @@ pub(super) fn bind_holder<'q>(query: SqliteQuery<'q>, claim: &'q Claim) -> Sqlit
     query
         .bind(claim.id.to_string())
         .bind(claim.owner.to_string())
-        .bind(client_text(claim.is_kept.then_some(claim.client)))
+        .bind(client_text(claim.is_renewed.then_some(claim.client)))
         .bind(micros(claim.ttl))
         .bind(&*claim.holder)
         .bind(&*claim.label)
@@ -159,7 +159,7 @@ macro_rules! is_repeated {
 #[rustfmt::skip]
 const JOIN: &str = concat!("
 BEGIN IMMEDIATE;
-INSERT INTO sqlock_entry AS o (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
+INSERT INTO sqlock_entry AS o (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
                                holder, label)
 SELECT $1, $2, $3, $4, 1, 0, 0, l.token, $5, 0, ", now!(), " + $5, ", now!(), ", $6,
        CASE WHEN $7 <> '' THEN $7 WHEN l.id <> 'entries' THEN l.label
@@ -175,10 +175,10 @@ SELECT $1, $2, $3, $4, 1, 0, 0, l.token, $5, 0, ", now!(), " + $5, ", now!(), ",
        ttl = CASE WHEN ", is_repeated!(), " THEN max(o.ttl, excluded.ttl) ELSE excluded.ttl END,
        expires_at = CASE WHEN ", is_repeated!(), " THEN max(o.expires_at, excluded.expires_at) ELSE excluded.expires_at END,
        acquired_at = CASE WHEN ", is_repeated!(), " THEN o.acquired_at ELSE excluded.acquired_at END,
-       owner = excluded.owner, is_kept = 1, units = 0, permits = 0, token = excluded.token, arrived_at = 0,
+       owner = excluded.owner, is_renewed = 1, units = 0, permits = 0, token = excluded.token, arrived_at = 0,
        holder = excluded.holder, label = excluded.label
 RETURNING token;
-INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                      acquired_at, holder, label)
 SELECT name, id, owner, client, 1, 0, 0, token, ttl, 0, expires_at, acquired_at, holder, label
   FROM sqlock_lease WHERE name = $1 AND id <> 'entries' AND changes() = 1;

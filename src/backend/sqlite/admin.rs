@@ -8,7 +8,7 @@ use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::name::LockName;
 
-/// The latest heartbeat of the client that keeps a row, or 0.
+/// The latest heartbeat of the client that renews a row, or 0.
 #[rustfmt::skip]
 macro_rules! beat_at {
     ($row:literal) => {

@@ -54,7 +54,7 @@ async fn acquire(conn: &mut SqliteConnection, claims: &[Claim]) -> Result<Vec<Op
             claim.name.as_str(),
             claim.id.to_string(),
             claim.owner.to_string(),
-            client_text(claim.is_kept.then_some(claim.client)),
+            client_text(claim.is_renewed.then_some(claim.client)),
             micros(claim.ttl),
             &*claim.holder,
             &*claim.label,

@@ -21,7 +21,7 @@ macro_rules! extended {
 }
 
 // $1 name, $2 id or NULL for any, $3 token, $4 how long it lasts, $5 ttl, $6 the client whose
-// heartbeat keeps it from now on, or NULL, $7 the client whose heartbeat no longer keeps it, or
+// heartbeat keeps it from now on, or NULL, $7 the client whose heartbeat no longer renews it, or
 // NULL, $8 the new id or NULL. Changes the row of a lease that holds alone, otherwise entries.
 #[rustfmt::skip]
 const EXTEND: &str = concat!("
@@ -31,10 +31,10 @@ UPDATE OR REPLACE sqlock_entry AS e", extended!(), " AND id IN (SELECT o.id FROM
    AND owner <> '' AND (client = $7 OR ", entry_until!("e"), " > ", now!(), ");
 SELECT 1 AS done WHERE changes() > 0");
 
-/// Moves the expiry of a valid holding, and changes the client whose heartbeat keeps it.
+/// Moves the expiry of a valid holding, and changes the client whose heartbeat renews it.
 pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -> Result<ChangeOutcome, sqlx::Error> {
-    let Extension { name, id, renamed, token, lasts, ttl, keeper } = extension;
-    let (new_client, removed_client) = keeper.clients();
+    let Extension { name, id, renamed, token, lasts, ttl, client_change } = extension;
+    let (new_client, removed_client) = client_change.clients();
     let query = sqlx::query(EXTEND)
         .bind(name.as_str())
         .bind(id.map(|id| id.to_string()))
@@ -52,7 +52,7 @@ pub(super) async fn extend(conn: &mut SqliteConnection, extension: &Extension) -
 #[rustfmt::skip]
 const DOWNGRADE: &str = "
 BEGIN IMMEDIATE;
-INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                      acquired_at, holder, label)
 SELECT name, id, owner, client, client <> '', $4, $5, token, ttl, 0, expires_at, acquired_at, holder, label
   FROM sqlock_lease WHERE name = $1 AND id = $2 AND token = $3;

@@ -100,7 +100,7 @@ UPDATE sqlock_entry
                 tables.leases.insert(name.clone(), read_lease(&row).expect(read));
             }
             for row in self.rows("SELECT * FROM sqlock_entry WHERE name = $1", name.as_str()).await {
-                let (id, entry) = read_entry(&row, "is_kept").expect(read);
+                let (id, entry) = read_entry(&row, "is_renewed").expect(read);
                 tables.entries.insert((name.clone(), id), entry);
             }
         }

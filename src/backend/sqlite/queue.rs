@@ -12,7 +12,7 @@ use crate::backend::stored::{TableRow as _, current_holder, parse_id, read_entry
 use crate::name::LockName;
 use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, Polled, Presence, Queue};
 
-// $1 name, $2 JSON [[id, owner, client, is_kept, units, permits, ttl, age, holder, label], …].
+// $1 name, $2 JSON [[id, owner, client, is_renewed, units, permits, ttl, age, holder, label], …].
 // Because the clock has milliseconds, a new entry is placed after all existing ones and after those
 // before it in the batch.
 #[rustfmt::skip]
@@ -21,7 +21,7 @@ BEGIN IMMEDIATE;
 INSERT INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
 VALUES ($1, '', '', '', 0, 0, 0, 0, '', '')
     ON CONFLICT (name) DO NOTHING;
-INSERT INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
+INSERT INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at, acquired_at,
                           holder, label)
 SELECT $1, c.value ->> 0, c.value ->> 1, c.value ->> 2, c.value ->> 3, c.value ->> 4, c.value ->> 5, 0, c.value ->> 6,
        CASE WHEN c.value ->> 7 > 0 THEN ", now!(), " - (c.value ->> 7)
@@ -45,7 +45,7 @@ pub(super) async fn enqueue(conn: &mut SqliteConnection, entries: &[Enqueue]) ->
             claim.id.to_string(),
             claim.owner.to_string(),
             claim.client.to_string(),
-            i64::from(claim.is_kept),
+            i64::from(claim.is_renewed),
             units,
             permits,
             micros(claim.ttl),
@@ -115,7 +115,7 @@ pub(super) async fn poll(
 macro_rules! with_entry {
     ($join:literal, $entry:literal) => {
         concat!("
-SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.client AS entry_client, e.owner AS entry_owner, e.is_kept,
+SELECT ", lease_columns!(), ", coalesce(e.id, '') AS entry_id, e.client AS entry_client, e.owner AS entry_owner, e.is_renewed,
        e.units, e.permits, e.token AS entry_token, e.ttl, e.arrived_at, ", entry_until!("e"), " - ", now!(), " AS entry_remaining
   FROM sqlock_lease AS l ", $join, " ", $entry, "
  WHERE l.name = $1")

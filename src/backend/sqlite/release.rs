@@ -88,7 +88,7 @@ DELETE FROM sqlock_entry");
 const HAND_OVER: &str = concat!("
 BEGIN IMMEDIATE;
 UPDATE sqlock_lease AS l
-   SET id = e.id, owner = e.owner, client = CASE WHEN e.is_kept THEN e.client ELSE '' END, token = max(l.token + 1, ", now!(), "),
+   SET id = e.id, owner = e.owner, client = CASE WHEN e.is_renewed THEN e.client ELSE '' END, token = max(l.token + 1, ", now!(), "),
        ttl = min(e.ttl, ", grant!(), "), expires_at = ", now!(), " + min(e.ttl, ", grant!(), "), acquired_at = ", now!(), ",
        holder = e.holder, label = e.label
   FROM (SELECT * FROM (SELECT * FROM sqlock_entry WHERE name = $1 AND token = 0 ORDER BY arrived_at, id LIMIT 64) AS w

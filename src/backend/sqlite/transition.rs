@@ -78,7 +78,7 @@ RETURNING token;");
 #[rustfmt::skip]
 const TO_ENTRY: &str = transition!(concat!("
 UPDATE sqlock_lease AS l
-   SET id = e.id, owner = e.owner, client = CASE WHEN e.is_kept THEN e.client ELSE '' END, token = max(-l.token, ", now!(), "),
+   SET id = e.id, owner = e.owner, client = CASE WHEN e.is_renewed THEN e.client ELSE '' END, token = max(-l.token, ", now!(), "),
        ttl = $8 ->> '$[0][1]', expires_at = ", now!(), " + ($8 ->> '$[0][1]'), acquired_at = ", now!(), ",
        holder = e.holder, label = e.label
   FROM sqlock_entry AS e
@@ -95,9 +95,9 @@ UPDATE sqlock_lease AS l
                     ELSE max(-l.token, ", now!(), ") + json_array_length($8) - 1 END
  WHERE l.name = $1 AND l.token < 0
 RETURNING token;
-INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                      acquired_at, holder, label)
-SELECT e.name, e.id, e.owner, CASE WHEN e.is_kept THEN e.client ELSE '' END, e.is_kept, e.units, e.permits,
+SELECT e.name, e.id, e.owner, CASE WHEN e.is_renewed THEN e.client ELSE '' END, e.is_renewed, e.units, e.permits,
        l.token - json_array_length($8) + 1 + g.key, g.value ->> 1, e.arrived_at, l.acquired_at + (g.value ->> 1), l.acquired_at,
        e.holder, e.label
   FROM json_each($8) AS g CROSS JOIN sqlock_entry AS e ON e.name = $1 AND e.id = g.value ->> 0
@@ -121,7 +121,7 @@ UPDATE sqlock_lease AS l
        label = ''
  WHERE l.name = $1 AND l.token < 0
 RETURNING token;
-INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_kept, units, permits, token, ttl, arrived_at, expires_at,
+INSERT OR REPLACE INTO sqlock_entry (name, id, owner, client, is_renewed, units, permits, token, ttl, arrived_at, expires_at,
                                      acquired_at, holder, label)
 SELECT $1, $9, $10, $11, $11 <> '', $15, $16, l.token, $12, 0, l.acquired_at + $12, l.acquired_at, $13, $14
   FROM sqlock_lease AS l WHERE l.name = $1 AND changes() = 1;"));

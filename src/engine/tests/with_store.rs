@@ -103,8 +103,8 @@ fn waiters_that_have_left_are_forgotten() {
 #[test]
 fn refused_extension_is_looked_up() {
     let mut client = Client::new();
-    let first = Wish { reenters: true, is_kept: false, ..wish("a", WaitMode::Wait(None)) };
-    let again = Wish { is_kept: true, ..first.clone() };
+    let first = Wish { reenters: true, is_renewed: false, ..wish("a", WaitMode::Wait(None)) };
+    let again = Wish { is_renewed: true, ..first.clone() };
     client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first });
     client.serve(BEAT);
     let (_, grant) = client.grants().remove(0);

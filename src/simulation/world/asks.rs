@@ -31,7 +31,7 @@ impl World {
         let holders: Vec<(usize, LeaseKey)> = self
             .beliefs
             .iter()
-            .filter(|(_, belief)| belief.name == *name && belief.is_kept && belief.token.get() <= token)
+            .filter(|(_, belief)| belief.name == *name && belief.is_renewed && belief.token.get() <= token)
             .map(|(key, _)| *key)
             .collect();
         for (client, lease) in holders {
@@ -48,7 +48,7 @@ impl World {
     /// Checks that a holder whose heartbeat goes on has received the request.
     pub(super) fn check_informed(&mut self, client: usize, life: u32, lease: LeaseKey, at: u64) {
         let key = (client, lease);
-        let believes = self.beliefs.get(&key).is_some_and(|belief| belief.is_kept && belief.until > self.now);
+        let believes = self.beliefs.get(&key).is_some_and(|belief| belief.is_renewed && belief.until > self.now);
         let is_delayed = self.clients[client].disturbed_at >= at || self.store_is_away_until >= at;
         let is_over = self.clients[client].life != life || !believes || !self.is_undisputed(&key);
         if !is_over && !is_delayed && !self.informed.contains(&key) {
@@ -76,11 +76,11 @@ impl World {
                 && self.informed.contains(key)
                 && (&belief.name, belief.token, belief.owner) == (&granted.name, granted.token, granted.owner)
         };
-        let (is_kept, enters) = (granted.is_kept, self.beliefs.iter().any(shares));
+        let (is_renewed, enters) = (granted.is_renewed, self.beliefs.iter().any(shares));
         if enters {
             self.must_be_informed.push((client, grant.lease));
         }
-        if is_kept {
+        if is_renewed {
             self.must_be_informed_soon(client, grant.lease);
         }
     }

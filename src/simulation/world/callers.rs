@@ -79,14 +79,14 @@ impl World {
         }
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
-        let is_kept = self.random.permille(850);
+        let is_renewed = self.random.permille(850);
         let wish = Wish {
             name: name.clone(),
             owner,
             reenters,
             mode,
             ttl: Duration::from_millis(ttl),
-            is_kept,
+            is_renewed,
             hold_time: HoldTime {
                 at_least: Duration::from_millis(if self.random.permille(100) { self.random.below(2_500) } else { 0 }),
                 at_most: self.random.permille(100).then(|| Duration::from_millis(1_500)),
@@ -94,14 +94,15 @@ impl World {
             label: "".into(),
             wait_mode,
         };
-        let (is_kept, hold_time) = (wish.is_kept, wish.hold_time);
-        let text = format!("{name} {mode:?} ttl {ttl} {wait_mode:?} kept {is_kept} reenters {reenters} {hold_time:?}");
+        let (is_renewed, hold_time) = (wish.is_renewed, wish.hold_time);
+        let text =
+            format!("{name} {mode:?} ttl {ttl} {wait_mode:?} kept {is_renewed} reenters {reenters} {hold_time:?}");
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
         let is_unlimited = wait_mode == WaitMode::Wait(None);
         let (is_try, since) = (kind < 3, self.now);
         let resumes = None;
         self.actors[actor].state =
-            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, is_unlimited, resumes };
+            ActorState::Waiting { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
         self.actors[actor].turn += 1;
         if is_unlimited && self.random.permille(200) && self.now < FAULTS_END {
             let (turn, delay) = (self.actors[actor].turn, self.random.below(3 * SECOND));
@@ -157,10 +158,12 @@ impl World {
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is granted a name without waiting for it"));
         };
-        let ActorState::Waiting { name, owner, mode, is_kept, since, resumes, .. } = &self.actors[actor].state else {
+        let ActorState::Waiting { name, owner, mode, is_renewed, since, resumes, .. } = &self.actors[actor].state
+        else {
             return;
         };
-        let (name, owner, mode, is_kept, since, resumes) = (name.clone(), *owner, *mode, *is_kept, *since, *resumes);
+        let (name, owner, mode, is_renewed, since, resumes) =
+            (name.clone(), *owner, *mode, *is_renewed, *since, *resumes);
         self.summary.grants += 1;
         match resumes {
             Some(exported) if exported.token != grant.token => {
@@ -189,8 +192,8 @@ impl World {
             self.evicted.insert((client, grant.lease), self.now);
         }
         // A lease that enters a holding without a heartbeat may end with it.
-        let is_kept = is_kept && !self.owners.contains(&owner);
-        let belief = Belief { client, name, owner, mode, token: grant.token, may_have: None, is_kept, until: 0 };
+        let is_renewed = is_renewed && !self.owners.contains(&owner);
+        let belief = Belief { client, name, owner, mode, token: grant.token, may_have: None, is_renewed, until: 0 };
         self.beliefs.insert((client, grant.lease), belief);
         self.note_if_lost((client, grant.lease));
         self.note_asked_grant(client, grant);
@@ -331,7 +334,7 @@ impl World {
         };
         self.evicted.remove(&(client, lease));
         if let Some(belief) = self.beliefs.remove(&(client, lease)) {
-            if belief.is_kept && self.profile.is_calm() {
+            if belief.is_renewed && self.profile.is_calm() {
                 self.resumable.insert(exported.id, self.now);
             }
             self.exported.push((exported, belief.name, belief.owner, belief.mode));
@@ -359,16 +362,16 @@ impl World {
             reenters: true,
             mode,
             ttl: Duration::from_millis(2_000),
-            is_kept: true,
+            is_renewed: true,
             hold_time: HoldTime::default(),
             label: "".into(),
             wait_mode: WaitMode::Try(now + Duration::from_secs(5)),
         };
         self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
         let (since, resumes) = (self.now, Some(exported));
-        let (is_kept, is_try, is_unlimited) = (false, true, false);
+        let (is_renewed, is_try, is_unlimited) = (false, true, false);
         self.actors[actor].state =
-            ActorState::Waiting { waiter, name, owner, mode, is_kept, since, is_try, is_unlimited, resumes };
+            ActorState::Waiting { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;
         self.event(client, life, Event::Resume { waiter, wish, exported });

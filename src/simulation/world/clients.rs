@@ -152,8 +152,8 @@ impl World {
                 self.tell(|| format!("client {client} lost {lease:?}: {cause:?}"));
                 self.summary.lost += 1;
                 self.evicted.remove(&(client, lease));
-                let was_kept = self.beliefs.remove(&(client, lease)).is_some_and(|belief| belief.is_kept);
-                if self.profile.is_calm() && was_kept && cause != LossCause::MaxHold {
+                let was_renewed = self.beliefs.remove(&(client, lease)).is_some_and(|belief| belief.is_renewed);
+                if self.profile.is_calm() && was_renewed && cause != LossCause::MaxHold {
                     self.violate(format!("client {client} lost a lease without a reason: {cause:?}"));
                 }
                 let holder = |actor: &Actor| {

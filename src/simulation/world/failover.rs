@@ -104,14 +104,14 @@ impl World {
             return;
         };
         // Without heartbeats, leases expire soon.
-        let is_kept = |keeper: Option<ClientId>, ttl: i64| {
-            keeper == Some(state.id) && self.store.valid_until(0, keeper, ttl.min(LATEST_BEAT)) > self.store_clock()
+        let is_renewed = |client: Option<ClientId>, ttl: i64| {
+            client == Some(state.id) && self.store.valid_until(0, client, ttl.min(LATEST_BEAT)) > self.store_clock()
         };
         let rows = self.store.leases.iter().filter_map(|(name, row)| match row.holder {
-            Holder::Lease(id) if is_kept(row.client, row.ttl) => Some((name, id, EntryState::Holding(row.token))),
+            Holder::Lease(id) if is_renewed(row.client, row.ttl) => Some((name, id, EntryState::Holding(row.token))),
             _ => None,
         });
-        let entries = self.store.entries.iter().filter(|(_, entry)| is_kept(entry.client, entry.ttl));
+        let entries = self.store.entries.iter().filter(|(_, entry)| is_renewed(entry.client, entry.ttl));
         let entries = entries.map(|((name, id), entry)| (name, *id, entry.state));
         if let Some((name, id, _)) = rows.chain(entries).find(|(name, id, state)| !engine.knows(name, *id, *state)) {
             let violation = format!("client {client} renews {id} of {name}, and does not have it");

@@ -34,7 +34,7 @@ fn claim(name: &str, id: u128, mode: Mode) -> Claim {
         id: LeaseId::from_u128(id),
         owner: Owner::random(),
         client: CLIENT,
-        is_kept: true,
+        is_renewed: true,
         mode,
         ttl: TTL,
         holder: "store/1".into(),
