@@ -11,6 +11,7 @@ mod majority;
 mod nodes;
 mod request;
 mod round;
+mod tally;
 mod turn;
 
 use std::fmt;

@@ -8,6 +8,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::nodes::{Nodes, QuorumOptions};
+use super::tally::{Next, Tally};
 use crate::clock::Moment;
 use crate::error::{Error, Result, no_answer_within};
 use crate::lease::handle::Lease;
@@ -111,44 +112,33 @@ impl Round {
     pub(super) async fn outcome(&mut self, within: Duration) -> Outcome {
         let start = Instant::now();
         let mut until = None;
-        let needed = self.nodes.needed;
         let mut granted: Vec<Vote> = Vec::new();
         let mut refused = 0;
         let mut errors = Vec::new();
         loop {
-            let pending = self.pending.iter().filter(|pending| **pending).count();
-            if granted.len() >= needed {
-                match self.token {
-                    Some(token) => return Outcome::Granted(granted, token),
-                    // From now on a vote counts only with this token.
-                    None => granted = self.write_back(granted, within),
+            let next = self.tally(granted.len(), refused).next();
+            let split = !granted.is_empty();
+            match (next, self.token) {
+                (Next::Granted, Some(token)) => return Outcome::Granted(granted, token),
+                (Next::Granted, None) => {
+                    granted = self.write_back(granted, within);
+                    continue;
                 }
-                continue;
-            }
-            let answered = granted.len() + refused;
-            // Enough databases have answered to call the name taken.
-            let known = answered >= needed || refused > self.nodes.locks.len() - needed;
-            // The answers of two databases show whether they are on the same server.
-            let may_repeat =
-                (0..self.pending.len()).any(|node| self.pending[node] && !self.nodes.is_server_known(node));
-            if granted.len() + pending < needed && (known && !may_repeat || pending == 0) {
-                if known {
-                    return Outcome::Taken { split: !granted.is_empty() };
+                (Next::Taken, _) => return Outcome::Taken { split },
+                (Next::Unreachable, _) => {
+                    let answered = granted.len() + refused;
+                    return Outcome::Unreachable(self.nodes.no_majority("acquire a majority", answered, errors));
                 }
-                return Outcome::Unreachable(self.nodes.no_majority("acquire a majority", answered, errors));
+                (Next::Wait, _) => until = None,
+                // The slower databases get as much time again as the others needed.
+                (Next::WaitBriefly, _) => {
+                    until.get_or_insert_with(|| Instant::now() + start.elapsed().max(MIN_GRACE));
+                }
             }
-            // A database that is down must not block the votes of the others: after enough answers,
-            // the rest gets as much time again.
-            let hurry = known && self.token.is_none();
-            let grace = match (hurry, until) {
-                (false, _) => within,
-                (true, Some(until)) => Instant::saturating_duration_since(&until, Instant::now()),
-                (true, None) => start.elapsed().max(MIN_GRACE),
-            };
-            until = hurry.then(|| until.unwrap_or_else(|| Instant::now() + grace));
+            let grace = until.map_or(within, |until| until.saturating_duration_since(Instant::now()));
             let Ok(answer) = timeout(grace, self.next_answer(within)).await else {
-                if hurry {
-                    return Outcome::Taken { split: !granted.is_empty() };
+                if until.is_some() {
+                    return Outcome::Taken { split };
                 }
                 continue;
             };
@@ -159,6 +149,14 @@ impl Round {
                 (node, Err(error)) => errors.push((node, error)),
             }
         }
+    }
+
+    fn tally(&self, granted: usize, refused: usize) -> Tally {
+        let (databases, needed) = (self.nodes.locks.len(), self.nodes.needed);
+        let pending = (0..databases).filter(|node| self.pending[*node]);
+        let may_repeat = pending.clone().any(|node| !self.nodes.is_server_known(node));
+        let (pending, has_token) = (pending.count(), self.token.is_some());
+        Tally { databases, needed, granted, refused, pending, may_repeat, has_token }
     }
 
     /// Decides the token, and raises lower ones. Returns the votes that count at once.
