@@ -1,6 +1,7 @@
 //! Converts a held lease: to a higher token, or to a shared lease.
 
 use super::handle::Lease;
+use super::refusal::ENTERED_AGAIN;
 use crate::engine::{Amendment, NotAmended};
 use crate::error::{Error, Result};
 use crate::protocol::Mode;
@@ -61,10 +62,7 @@ impl Lease {
                 self.details.mode = Mode::READ;
                 Ok(())
             }
-            Err(NotAmended::EnteredAgain) => {
-                let reason = "its owner has acquired it more than once; release the others first";
-                Err(Error::Conversion { name, reason })
-            }
+            Err(NotAmended::EnteredAgain) => Err(Error::Conversion { name, reason: ENTERED_AGAIN }),
             Err(NotAmended::Locked) => {
                 let reason = "a transaction that it fences keeps it locked; end the transaction first";
                 Err(Error::Conversion { name, reason })

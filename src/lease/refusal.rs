@@ -1,4 +1,4 @@
-//! The error of a request that was not granted.
+//! The errors of refused requests.
 
 use tokio::time::Instant;
 
@@ -6,6 +6,9 @@ use crate::client::Client;
 use crate::engine::Refusal;
 use crate::error::{Error, no_answer_within};
 use crate::name::LockName;
+
+/// Why a lease is neither converted nor exported.
+pub(super) const ENTERED_AGAIN: &str = "its owner has acquired it more than once; release the others first";
 
 /// Makes the error of a request that was not granted.
 pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, start: Instant) -> Error {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::handle::{Lease, LeaseDetails};
-use super::refusal::refusal_error;
+use super::refusal::{ENTERED_AGAIN, refusal_error};
 use super::request::TRY_TIMEOUT;
 use crate::client::Client;
 use crate::engine::{Exported, HoldTime, Refusal, WaitMode, Wish};
@@ -127,8 +127,7 @@ impl Lease {
             Err(held) => {
                 lease.held = Some(*held);
                 lease.held()?;
-                let reason = "its owner has acquired it more than once; release the others first";
-                Err(Error::Conversion { name: lease.name().clone(), reason })
+                Err(Error::Conversion { name: lease.name().clone(), reason: ENTERED_AGAIN })
             }
         }
     }
