@@ -53,7 +53,7 @@ pub async fn supervise<T>(
         }
     };
     if never_started && can_evict {
-        free_unused(args, signals, evict).await;
+        free_after_failed_start(args, signals, evict).await;
     }
     match (ended, released) {
         (Ok(completion @ Completion { stopped: None, .. }), Err(error)) if error.is_lost() => {
@@ -74,7 +74,11 @@ pub async fn supervise<T>(
 }
 
 /// Frees the name by `evict` after a release: --hold-at-least keeps it for a command that has run.
-async fn free_unused<T>(args: &Arguments, signals: &mut Signals, evict: impl Future<Output = sqlock::Result<T>>) {
+async fn free_after_failed_start<T>(
+    args: &Arguments,
+    signals: &mut Signals,
+    evict: impl Future<Output = sqlock::Result<T>>,
+) {
     if let Some(at_least) = args.hold_at_least
         && let Ok(Err(error)) = signals.unless_terminated(evict).await
     {
