@@ -1,12 +1,12 @@
-//! Passes events to the engine and carries out its actions; no other part does either.
+//! Passes inputs to the engine and carries out its actions; no other part does either.
 //!
 //! ```text
-//! Acquisition, HeldLease ──Event──▶ Engine ──Action──▶ Executor ──▶ database
+//! Acquisition, HeldLease ──Input──▶ Engine ──Action──▶ Executor ──▶ database
 //!         ▲                           ▲                   │
 //!         └────────grants, losses─────┘◀──answers, notifications
 //! ```
 //!
-//! A lock around the engine is held for one event at a time, and never while anything is awaited or
+//! A lock around the engine is held for one input at a time, and never while anything is awaited or
 //! dropped. One task sleeps until the engine is due and calls it then.
 
 mod acquisition;
@@ -30,7 +30,7 @@ pub(crate) use held::HeldLease;
 
 use crate::backend::Notification;
 use crate::clock::Moment;
-use crate::engine::{Answer, Engine, Event, Exported, Failure, Pulse, Refusal, WaiterId, Wish};
+use crate::engine::{Answer, Engine, Exported, Input, Pulse, Refusal, SharedError, WaiterId, Wish};
 use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::{Executor, OperationAnswer};
@@ -96,7 +96,7 @@ impl Coordinator {
                 Notification::AnyName => Ok(None),
             };
             if let (Some(coordinator), Ok(name)) = (coordinator.upgrade(), name) {
-                coordinator.feed(Event::Notified { name });
+                coordinator.feed(Input::Notified { name });
             }
         });
         measure::describe();
@@ -131,12 +131,12 @@ impl Coordinator {
 
     /// Begins to acquire a lease.
     pub(crate) fn acquire(self: &Arc<Self>, wish: Wish) -> Acquisition {
-        self.begin(wish, None, |waiter, wish| Event::Acquire { waiter, wish })
+        self.begin(wish, None, |waiter, wish| Input::Acquire { waiter, wish })
     }
 
     /// Begins to take over an exported lease.
     pub(crate) fn resume(self: &Arc<Self>, wish: Wish, exported: Exported) -> Acquisition {
-        let resume = |waiter, wish| Event::Resume { waiter, wish, exported };
+        let resume = |waiter, wish| Input::Resume { waiter, wish, exported };
         self.begin(wish, Some(exported), resume)
     }
 
@@ -144,7 +144,7 @@ impl Coordinator {
         self: &Arc<Self>,
         wish: Wish,
         resumes: Option<Exported>,
-        event: impl FnOnce(WaiterId, Wish) -> Event,
+        input: impl FnOnce(WaiterId, Wish) -> Input,
     ) -> Acquisition {
         self.start();
         let (name, mode) = (&wish.name, wish.mode.as_str());
@@ -159,10 +159,10 @@ impl Coordinator {
             let waiting = Waiting { name, mode: wish.mode, since, owner, resumes, reply };
             if state.phase != Phase::Open {
                 refused = Some(waiting);
-                return Event::Tick;
+                return Input::Tick;
             }
             state.waiters.insert(waiter, waiting);
-            event(waiter, wish)
+            input(waiter, wish)
         };
         let waiter = self.feed_with(begin, |state| WaiterId(state.next_waiter));
         refused.into_iter().for_each(|waiting| self.refuse(waiting));
@@ -178,7 +178,7 @@ impl Coordinator {
 
     /// Reads a name again, on which this client may have lost its lease.
     pub(crate) fn doubt(self: &Arc<Self>, name: LockName) {
-        self.feed(Event::Doubted { name });
+        self.feed(Input::Doubted { name });
     }
 
     /// Refuses every waiter, and every request from now on. The future completes when no lease is
@@ -194,10 +194,10 @@ impl Coordinator {
                     state.phase = Phase::Draining;
                 }
                 let Some(waiter) = state.waiters.keys().next().copied() else {
-                    return Event::Tick;
+                    return Input::Tick;
                 };
                 refused = state.waiters.remove(&waiter);
-                Event::Cancel { waiter }
+                Input::Cancel { waiter }
             };
             self.feed_with(drain, |_| ());
             is_waiting = refused.is_some();
@@ -238,10 +238,10 @@ impl Coordinator {
         let mut outcome = Ok(());
         if self.state().phase != Phase::Closed {
             self.state().close_replies.push(reply);
-            self.feed(Event::Close);
+            self.feed(Input::Close);
             outcome = match closed.await {
                 Ok(None) => Ok(()),
-                Ok(Some(failure)) => Err(failure.into_error()),
+                Ok(Some(error)) => Err(error.into_error()),
                 Err(_) => Err(Error::Closed),
             };
         } else if self.state().is_abandoned {
@@ -293,25 +293,25 @@ impl Coordinator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes an event to the engine and carries out its actions.
-    fn feed(self: &Arc<Self>, event: Event) {
-        self.feed_with(|_, _| event, |_| ());
+    /// Passes an input to the engine and carries out its actions.
+    fn feed(self: &Arc<Self>, input: Input) {
+        self.feed_with(|_, _| input, |_| ());
     }
 
-    /// Makes an event from the state, passes it to the engine, carries out its actions, and reads a
+    /// Makes an input from the state, passes it to the engine, carries out its actions, and reads a
     /// result from the state, all under one lock.
     fn feed_with<T>(
         self: &Arc<Self>,
-        before: impl FnOnce(&mut State, &mut Outbox) -> Event,
+        before: impl FnOnce(&mut State, &mut Outbox) -> Input,
         after: impl FnOnce(&mut State) -> T,
     ) -> T {
         let mut outbox = Outbox::default();
         let result = {
             let mut state = self.state();
-            let event = before(&mut state, &mut outbox);
+            let input = before(&mut state, &mut outbox);
             let now = self.now();
             state.engine.set_can_notify(self.executor.can_notify());
-            let actions = state.engine.handle(now, event);
+            let actions = state.engine.handle(now, input);
             for action in actions {
                 self.act(&mut state, &mut outbox, now, action);
             }
@@ -377,8 +377,8 @@ impl Coordinator {
                 if is_answered {
                     state.answered_at = now;
                 }
-                let result = result.map_err(|error| Failure(Arc::new(error)));
-                Event::Answer { request, answer: Answer { sent_at, may_linger, is_repeated, result } }
+                let result = result.map_err(|error| SharedError(Arc::new(error)));
+                Input::Answer { request, answer: Answer { sent_at, may_linger, is_repeated, result } }
             };
             coordinator.feed_with(note, |_| ());
         };

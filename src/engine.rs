@@ -1,7 +1,7 @@
-//! The engine of one client: events in, actions out.
+//! The engine of one client: inputs and the time in, actions out.
 //!
 //! The engine decides what every lease and every wait of the client needs next, and does no I/O: it
-//! reads no clock, owns no channel and no task. The caller passes the time and an event to
+//! reads no clock, owns no channel and no task. The caller passes the time and an input to
 //! [`Engine::handle`], carries out the [`Action`]s, and calls again no later than
 //! [`Engine::wakes_at`]. The connection state machine of quinn-proto is built alike.
 //!
@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use action::{
-    Action, Amendment, Answer, Event, Exported, Failure, Grant, HoldTime, LeaseKey, NotAmended, Refusal, RequestId,
+    Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseKey, NotAmended, Refusal, RequestId, SharedError,
     Verdict, WaitMode, WaiterId, Wish,
 };
 pub(crate) use heartbeat::Pulse;
@@ -142,7 +142,7 @@ pub(crate) struct Engine {
     /// When the client began to close.
     closing_since: Option<Moment>,
     /// Why the last release failed while the client closed.
-    unreleased: Option<Failure>,
+    unreleased: Option<SharedError>,
     /// From this moment on, expired entries of other clients are dead: the store has answered this
     /// client promptly for long enough.
     steady_at: Moment,
@@ -192,32 +192,32 @@ impl Engine {
         }
     }
 
-    /// Handles an event and returns the actions to carry out, in order.
-    pub(crate) fn handle(&mut self, now: Moment, event: Event) -> Vec<Action> {
+    /// Handles an input and returns the actions to carry out, in order.
+    pub(crate) fn handle(&mut self, now: Moment, input: Input) -> Vec<Action> {
         self.expire(now);
-        match event {
-            Event::Acquire { waiter, wish } => self.acquire(now, waiter, wish),
-            Event::Resume { waiter, wish, exported } => self.resume(now, waiter, wish, exported),
-            Event::Amend { lease, amendment } => self.amend(now, lease, amendment),
-            Event::StartHoldTime { lease, hold_time } => self.start_hold_time(now, lease, hold_time),
-            Event::Export { lease } => self.export(now, lease, None),
-            Event::Delivered { lease, exported } => self.delivered(now, lease, exported),
-            Event::HandBack { lease, exported } => self.hand_back(now, lease, exported),
-            Event::Cancel { waiter } => {
+        match input {
+            Input::Acquire { waiter, wish } => self.acquire(now, waiter, wish),
+            Input::Resume { waiter, wish, exported } => self.resume(now, waiter, wish, exported),
+            Input::Amend { lease, amendment } => self.amend(now, lease, amendment),
+            Input::StartHoldTime { lease, hold_time } => self.start_hold_time(now, lease, hold_time),
+            Input::Export { lease } => self.export(now, lease, None),
+            Input::Delivered { lease, exported } => self.delivered(now, lease, exported),
+            Input::HandBack { lease, exported } => self.hand_back(now, lease, exported),
+            Input::Cancel { waiter } => {
                 if let Some(name) = self.waiters.get(&waiter).cloned() {
                     self.leave(now, waiter, None);
                     self.advance(now, &name);
                 }
             }
-            Event::Release { lease } => self.release(now, lease, true),
-            Event::Discard { lease } => self.release(now, lease, false),
-            Event::Answer { request, answer } => self.answered(now, request, answer),
-            Event::Evicted { name, token } => self.evicted(now, &name, token),
-            Event::Doubted { name } => self.doubt(now, &name),
-            Event::Notified { name: Some(name) } => self.notified(now, &name),
-            Event::Notified { name: None } => self.poll_all_at = Some(now.max(self.poll_all_not_before)),
-            Event::Tick => {}
-            Event::Close => self.close(now),
+            Input::Release { lease } => self.release(now, lease, true),
+            Input::Discard { lease } => self.release(now, lease, false),
+            Input::Answer { request, answer } => self.answered(now, request, answer),
+            Input::Evicted { name, token } => self.evicted(now, &name, token),
+            Input::Doubted { name } => self.doubt(now, &name),
+            Input::Notified { name: Some(name) } => self.notified(now, &name),
+            Input::Notified { name: None } => self.poll_all_at = Some(now.max(self.poll_all_not_before)),
+            Input::Tick => {}
+            Input::Close => self.close(now),
         }
         self.poll_all(now);
         self.beat(now);
@@ -225,8 +225,8 @@ impl Engine {
             self.names.clear();
             self.ttls.clear();
             self.queued.clear();
-            let failure = self.unreleased.take();
-            self.actions.push(Action::Closed { failure });
+            let error = self.unreleased.take();
+            self.actions.push(Action::Closed { error });
         }
         std::mem::take(&mut self.actions)
     }

@@ -18,7 +18,7 @@
 //! The queue is unbounded. It stays short, because a caller submits one operation at a time, and
 //! the engine sends one change per name and one lookup of its holdings.
 
-mod failure;
+mod request_error;
 mod task;
 mod task_queue;
 mod worker;

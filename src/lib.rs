@@ -126,7 +126,8 @@
 //!
 //! `transaction` has the features inside the caller's own transactions: row locks, versions and
 //! their retry. `session` has the task that owns the connection of session locks. `quorum/round`
-//! asks a majority of databases, and `quorum/majority` counts their leases. `idempotency` has one
+//! asks a majority of databases, `quorum/tally` decides when it has its answer, and
+//! `quorum/majority` counts their leases. `idempotency` has one
 //! file per mode, and its statements are in `backend/records`. The command is `bin/sqlock`, its
 //! subcommands are in `bin/sqlock/command`.
 //!

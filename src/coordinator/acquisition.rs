@@ -11,7 +11,7 @@ use super::report::{end_span, refusal_reason};
 use super::state::{Outbox, State};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
-use crate::engine::{Event, Refusal, WaiterId};
+use crate::engine::{Input, Refusal, WaiterId};
 use crate::events::RefusalReason;
 use crate::protocol::LeaseId;
 
@@ -85,7 +85,7 @@ impl Drop for Acquisition {
             self.end_span(RefusalReason::Cancelled.as_str());
             let cancel = |state: &mut State, _: &mut Outbox| {
                 waiting = state.waiters.remove(&waiter);
-                Event::Cancel { waiter }
+                Input::Cancel { waiter }
             };
             self.coordinator.feed_with(cancel, |_| ());
             if let Some(waiting) = waiting {

@@ -100,10 +100,10 @@ impl Coordinator {
                 }
                 state.exported = exported.map(|exported| (lease, exported));
             }
-            Action::Closed { failure } => {
+            Action::Closed { error } => {
                 state.phase = Phase::Closed;
                 for reply in std::mem::take(&mut state.close_replies) {
-                    let _ = reply.send(failure.clone());
+                    let _ = reply.send(error.clone());
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Coordinator;
-use crate::engine::Event;
+use crate::engine::Input;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
@@ -17,7 +17,7 @@ pub(crate) struct Eviction {
 impl Eviction {
     /// Ends the lease in this client, after the database has ended it.
     pub(crate) fn confirm(self) {
-        self.coordinator.feed(Event::Evicted { name: self.name.clone(), token: self.token });
+        self.coordinator.feed(Input::Evicted { name: self.name.clone(), token: self.token });
     }
 }
 

@@ -12,7 +12,7 @@ use super::Coordinator;
 use super::report::end_span;
 use super::state::{LeaseSignals, Outbox, State};
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
-use crate::engine::{Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Verdict};
+use crate::engine::{Amendment, Exported, Grant, HoldTime, Input, LeaseKey, NotAmended, Verdict};
 use crate::error::{Error, LossCause, Result, no_answer_within};
 use crate::executor::OperationAnswer;
 use crate::name::LockName;
@@ -67,7 +67,7 @@ impl HeldLease {
     pub(crate) fn deliver(&mut self) {
         if let Some(exported) = self.resumes.take() {
             let lease = self.key();
-            self.coordinator.feed(Event::Delivered { lease, exported });
+            self.coordinator.feed(Input::Delivered { lease, exported });
         }
     }
 
@@ -110,7 +110,7 @@ impl HeldLease {
     /// Returns why the lease ended, if it has ended.
     pub(crate) fn loss(&self) -> Option<LossCause> {
         if !self.is_held() {
-            self.coordinator.feed(Event::Tick);
+            self.coordinator.feed(Input::Tick);
         }
         self.signals.cause.get().copied()
     }
@@ -134,7 +134,7 @@ impl HeldLease {
                 // shows it.
                 let deadline = coordinator.state().engine.deadline(lease);
                 if deadline.is_none_or(|deadline| deadline <= coordinator.now()) {
-                    coordinator.feed(Event::Tick);
+                    coordinator.feed(Input::Tick);
                     return signals.cause.get().copied().unwrap_or(LossCause::Expired);
                 }
                 let pause = deadline
@@ -178,7 +178,7 @@ impl HeldLease {
     /// Sets the hold time of the lease, counted from now on.
     pub(crate) fn start_hold_time(&self, hold_time: HoldTime) {
         let lease = self.key();
-        self.coordinator.feed(Event::StartHoldTime { lease, hold_time });
+        self.coordinator.feed(Input::StartHoldTime { lease, hold_time });
     }
 
     /// Changes the lease.
@@ -193,7 +193,7 @@ impl HeldLease {
             if !state.is_abandoned {
                 state.amendment_replies.entry(lease).or_default().push_back(reply);
             }
-            Event::Amend { lease, amendment }
+            Input::Amend { lease, amendment }
         };
         self.coordinator.feed_with(amend, |_| ());
         async move {
@@ -211,7 +211,7 @@ impl HeldLease {
     pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
         let lease = self.key();
         let exported = self.coordinator.feed_with(
-            |_, _| Event::Export { lease },
+            |_, _| Input::Export { lease },
             |state| {
                 let exported = state.exported.take().filter(|(key, _)| *key == lease).map(|(_, exported)| exported);
                 if exported.is_some() {
@@ -245,7 +245,7 @@ impl HeldLease {
             if !state.is_abandoned {
                 state.release_replies.insert(lease, reply);
             }
-            Event::Release { lease }
+            Input::Release { lease }
         };
         self.coordinator.feed_with(release, |state| state.forget(lease));
         async move {
@@ -270,11 +270,11 @@ impl Drop for HeldLease {
         if !self.is_released {
             self.end_span("dropped");
             let lease = self.key();
-            let event = match self.resumes {
-                Some(exported) => Event::HandBack { lease, exported },
-                None => Event::Discard { lease },
+            let input = match self.resumes {
+                Some(exported) => Input::HandBack { lease, exported },
+                None => Input::Discard { lease },
             };
-            self.coordinator.feed_with(|_, _| event, |state| state.forget(lease));
+            self.coordinator.feed_with(|_, _| input, |state| state.forget(lease));
         }
     }
 }

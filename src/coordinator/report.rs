@@ -104,7 +104,7 @@ pub(super) fn refusal_reason(refusal: &Refusal, is_unavailable: bool) -> Refusal
         Refusal::NoAnswer | Refusal::TooLate => RefusalReason::Unavailable,
         Refusal::Closed => RefusalReason::Closed,
         Refusal::Conversion { .. } | Refusal::Lost => RefusalReason::Failed,
-        Refusal::Failed(failure) => match *failure.0 {
+        Refusal::Failed(error) => match *error.0 {
             Error::Unavailable { .. } | Error::PoolExhausted { .. } => RefusalReason::Unavailable,
             Error::Closed => RefusalReason::Closed,
             _ => RefusalReason::Failed,

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use super::HeldLease;
 use super::report::Report;
 use crate::clock::Moment;
-use crate::engine::{Engine, Exported, Failure, LeaseKey, NotAmended, Refusal, RequestId, Verdict, WaiterId};
+use crate::engine::{Engine, Exported, LeaseKey, NotAmended, Refusal, RequestId, SharedError, Verdict, WaiterId};
 use crate::error::{LossCause, Result};
 use crate::events::{Event, RefusalReason};
 use crate::name::LockName;
@@ -32,7 +32,7 @@ pub(super) struct State {
     pub(super) evictions: Vec<(LockName, FencingToken)>,
     /// The result of the export in progress, until its caller reads it.
     pub(super) exported: Option<(LeaseKey, Exported)>,
-    pub(super) close_replies: Vec<oneshot::Sender<Option<Failure>>>,
+    pub(super) close_replies: Vec<oneshot::Sender<Option<SharedError>>>,
     pub(super) phase: Phase,
     /// Whether the runtime of the tasks has ended.
     pub(super) is_abandoned: bool,

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::Coordinator;
 use crate::clock::CLOCK_CHECK_INTERVAL;
-use crate::engine::Event;
+use crate::engine::Input;
 
 /// How long a client without handles tries to release its leases while the store does not answer.
 /// The remaining leases end with their TTL.
@@ -42,7 +42,7 @@ pub(super) async fn keep_time(coordinator: AbandonOnDrop) {
         };
         let pause = until.since(now);
         let _ = timeout(pause, strong.rearmed.notified()).await;
-        strong.feed(Event::Tick);
+        strong.feed(Input::Tick);
         let is_releasing = {
             let state = strong.state();
             !state.engine.is_settled() && strong.now() < state.answered_at + RELEASE_TIMEOUT

@@ -1,4 +1,4 @@
-//! The engine's input (events) and output (actions).
+//! The inputs of the engine, and its outputs: actions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub(crate) enum WaitMode {
 
 /// An input of the engine.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub(crate) enum Input {
     Acquire {
         waiter: WaiterId,
         wish: Wish,
@@ -167,7 +167,7 @@ pub(crate) enum NotAmended {
     /// A row lock, such as that of a transaction which the lease fences, prevented the change for
     /// too long.
     Locked,
-    Failed(Failure),
+    Failed(SharedError),
 }
 
 /// A lease in transit between two processes.
@@ -186,23 +186,23 @@ pub(crate) struct Answer {
     pub(crate) may_linger: bool,
     /// An earlier attempt failed and may have taken effect.
     pub(crate) is_repeated: bool,
-    pub(crate) result: Result<Response, Failure>,
+    pub(crate) result: Result<Response, SharedError>,
 }
 
-/// A request was not answered, or refused for a reason that concerns no single name. The request
-/// may have taken effect.
+/// The error of a request that was not answered, or refused for a reason that concerns no single
+/// name, for all callers of the request. The request may have taken effect.
 #[derive(Clone, Debug)]
-pub(crate) struct Failure(pub(crate) Arc<Error>);
+pub(crate) struct SharedError(pub(crate) Arc<Error>);
 
-impl Failure {
-    /// Returns the failure of a release that the store repeatedly left without effect.
+impl SharedError {
+    /// Returns the error of a release that the store repeatedly left without effect.
     pub(super) fn no_effect() -> Self {
         let reason = "the release had no effect: a trigger, a rule or a row-level policy on the sqlock tables undoes it, or another \
              transaction keeps the rows of its waiters locked";
         Self(Arc::new(Error::Database { attempted: "release", source: sqlx::Error::Protocol(reason.into()) }))
     }
 
-    /// Returns the failure of a release that was blocked by a row lock, such as a fence's.
+    /// Returns the error of a release that was blocked by a row lock, such as a fence's.
     pub(super) fn locked(name: &LockName) -> Self {
         let reason = format!("a transaction fenced by the holder keeps {name} locked; the lease ends after its TTL");
         Self(Arc::new(Error::Unavailable { attempted: "release", reason, source: None }))
@@ -259,7 +259,7 @@ pub(crate) enum Action {
     /// Every lease is released or ends with its TTL.
     Closed {
         /// Why the last failed release failed, if any did.
-        failure: Option<Failure>,
+        error: Option<SharedError>,
     },
 }
 
@@ -290,7 +290,7 @@ pub(crate) enum Refusal {
     /// The lease that was to be resumed has ended.
     Lost,
     Closed,
-    Failed(Failure),
+    Failed(SharedError),
 }
 
 /// Whether a lease was the caller's until its release.
@@ -301,5 +301,5 @@ pub(crate) enum Verdict {
     Lost(LossCause),
     /// The store no longer knows.
     Unknown,
-    Failed(Failure),
+    Failed(SharedError),
 }

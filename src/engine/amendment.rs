@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Amendment, Failure, HoldTime, LeaseKey, NotAmended};
+use super::action::{Action, Amendment, HoldTime, LeaseKey, NotAmended, SharedError};
 use super::holding::{Amending, AmendmentState, HoldingState, LocalLease, relied_on};
 use super::{Engine, Epoch};
 use crate::clock::Moment;
@@ -160,7 +160,7 @@ impl Engine {
 
     /// Handles the failure of the first amendment. After a conversion, the state of the lease is
     /// unknown.
-    pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: LeaseId, failure: Failure) {
+    pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: LeaseId, error: SharedError) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -169,7 +169,7 @@ impl Engine {
         };
         let is_known = !failed.amendment.is_conversion();
         holding.lingers |= !is_known;
-        self.not_amended(failed.lease, NotAmended::Failed(failure));
+        self.not_amended(failed.lease, NotAmended::Failed(error));
         if !is_known {
             self.lose(now, name, id, LossCause::Superseded);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Answer, Failure, Refusal, RequestId, Verdict, WaiterId};
+use super::action::{Action, Answer, Refusal, RequestId, SharedError, Verdict, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
 use super::name::UNREACHABLE_AFTER;
@@ -41,7 +41,7 @@ impl Engine {
         }
         let granting = |token, ttl| Granting { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
         match (result, step, body) {
-            (Err(failure), step, body) => self.failed(now, &name, step, body, failure),
+            (Err(error), step, body) => self.failed(now, &name, step, body, error),
             (Ok(Response::Acquired(Ok(token))), Step::Acquire(id), Request::Acquire(claim)) => {
                 self.granted(now, &name, id, granting(token, claim.ttl));
             }
@@ -88,7 +88,7 @@ impl Engine {
     /// about one name does not concern them.
     fn record_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
         let is_beat = self.heartbeat.is_beat(request);
-        let has_failed = answer.result.as_ref().is_err_and(|failure| is_beat || failure.0.concerns_all());
+        let has_failed = answer.result.as_ref().is_err_and(|error| is_beat || error.0.concerns_all());
         if answer.may_linger || has_failed || now.since(answer.sent_at) >= UNREACHABLE_AFTER {
             self.steady_at = now + BEAT;
         }
@@ -300,7 +300,7 @@ impl Engine {
     }
 
     /// Handles a request that was not answered.
-    pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, failure: Failure) {
+    pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, error: SharedError) {
         // This request may still take effect. Earlier ones were answered, so the acquisitions of
         // this one alone are withdrawn again.
         self.mark_lingering(now, name, &body);
@@ -311,7 +311,7 @@ impl Engine {
         let mut refused: Vec<WaiterId> = Vec::new();
         match (step, &body) {
             // The other waiters would fail in the same way, one after the other.
-            (Step::Acquire(_) | Step::Join(_), _) if failure.0.concerns_all() => {
+            (Step::Acquire(_) | Step::Join(_), _) if error.0.concerns_all() => {
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
@@ -321,9 +321,9 @@ impl Engine {
                     // The waiter may have been granted the name.
                     self.requeue(now, name, next, WaiterState::New, true);
                 }
-                self.conclude(now, name, Some(id), Verdict::Failed(failure.clone()));
+                self.conclude(now, name, Some(id), Verdict::Failed(error.clone()));
             }
-            (Step::Amend(id), _) => self.amendment_failed(now, name, id, failure.clone()),
+            (Step::Amend(id), _) => self.amendment_failed(now, name, id, error.clone()),
             (Step::Detach(id), _) => self.detached(now, name, id, None),
             (Step::Look(id), _) => {
                 if let Some(holding) = state.holding(id) {
@@ -343,12 +343,12 @@ impl Engine {
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
             (Step::Read { given_up } | Step::Transition { given_up }, _) => {
-                self.conclude(now, name, given_up, Verdict::Failed(failure.clone()));
+                self.conclude(now, name, given_up, Verdict::Failed(error.clone()));
             }
             (Step::Release(_), _) => {}
         }
         for waiter in refused {
-            self.leave(now, waiter, Some(Refusal::Failed(failure.clone())));
+            self.leave(now, waiter, Some(Refusal::Failed(error.clone())));
         }
     }
 

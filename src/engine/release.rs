@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Failure, Verdict};
+use super::action::{Action, SharedError, Verdict};
 use super::holding::HoldingState;
 use super::waiter::WaiterState;
 use super::{Engine, Granting};
@@ -48,15 +48,15 @@ impl Engine {
                 self.grant_to_successor(now, name, next, released, &granting);
             }
             ReleaseOutcome::Awaited if holding.count_ineffective_release() => {
-                self.conclude(now, name, Some(id), Verdict::Failed(Failure::no_effect()));
+                self.conclude(now, name, Some(id), Verdict::Failed(SharedError::no_effect()));
             }
             ReleaseOutcome::Awaited => {
                 holding.release_by_transition(next.is_none());
                 state.is_wanted = true;
             }
             ReleaseOutcome::Locked if stops_repeating => {
-                let failure = Failure::locked(name);
-                self.conclude(now, name, Some(id), Verdict::Failed(failure));
+                let error = SharedError::locked(name);
+                self.conclude(now, name, Some(id), Verdict::Failed(error));
             }
             ReleaseOutcome::Locked => {
                 holding.put_off(now);
@@ -134,8 +134,8 @@ impl Engine {
         if holding.lingers || matches!(verdict, Verdict::Failed(_)) {
             state.withdraw(id, now, true);
         }
-        if let (Verdict::Failed(failure), true) = (&verdict, self.closing_since.is_some()) {
-            self.unreleased = Some(failure.clone());
+        if let (Verdict::Failed(error), true) = (&verdict, self.closing_since.is_some()) {
+            self.unreleased = Some(error.clone());
         }
         let last = if let HoldingState::Releasing { lease, .. } = holding.state { lease } else { None };
         for lease in holding.leaving.into_iter().chain(last) {

@@ -11,7 +11,7 @@ use crate::name::LockName;
 use crate::protocol::timing::BEAT;
 
 impl Engine {
-    /// Returns when [`handle`](Self::handle) must be called again, if no event comes earlier.
+    /// Returns when [`handle`](Self::handle) must be called again, if no input comes earlier.
     pub(crate) fn wakes_at(&self) -> Option<Moment> {
         let timer = self.timers.first().map(|(at, _)| *at);
         timer.into_iter().chain(self.timeouts.next()).chain(self.poll_all_at).chain(self.heartbeat.due()).min()
@@ -102,7 +102,7 @@ impl Engine {
             HoldingState::Releasing { .. } => [None, None],
         };
         let deadlines = state.holdings.iter().flat_map(of_holding).flatten();
-        // Overdue work waits for another event.
+        // Overdue work waits for another input.
         if let Some(at) = deadlines.chain(state.wakes_at()).filter(|at| *at > now).min() {
             self.timers.insert((at, name.clone()));
             self.wakes.insert(name.clone(), at);

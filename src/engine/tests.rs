@@ -41,10 +41,10 @@ fn refusal_of_wait(length: Duration) -> Refusal {
     let mut engine = engine();
     let wish = wish("a", WaitMode::Wait(Some(START + length)));
     let waiter = WaiterId(1);
-    engine.handle(START, Event::Acquire { waiter, wish });
+    engine.handle(START, Input::Acquire { waiter, wish });
     let late = START + length + Duration::from_millis(400);
-    let mut actions = engine.handle(late, Event::Tick);
-    actions.extend(engine.handle(late + WITHDRAWN_LATEST, Event::Tick));
+    let mut actions = engine.handle(late, Input::Tick);
+    actions.extend(engine.handle(late + WITHDRAWN_LATEST, Input::Tick));
     let refusals = actions.into_iter().filter_map(|action| match action {
         Action::Refused { refusal, .. } => Some(refusal),
         _ => None,
@@ -79,8 +79,8 @@ impl Conversation {
         Self { engine: engine(), now: START, open: Vec::new(), actions: Vec::new() }
     }
 
-    fn feed(&mut self, event: Event) {
-        for action in self.engine.handle(self.now, event) {
+    fn feed(&mut self, input: Input) {
+        for action in self.engine.handle(self.now, input) {
             match action {
                 Action::Send { request, body, .. } => self.open.push((request, body)),
                 action => self.actions.push(action),
@@ -90,7 +90,7 @@ impl Conversation {
 
     fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
-        self.feed(Event::Tick);
+        self.feed(Input::Tick);
     }
 
     /// Answers the first open request of a kind, and returns it.
@@ -105,14 +105,14 @@ impl Conversation {
         let open = self.open.iter().position(|(_, body)| is_meant(body));
         let (request, body) = self.open.remove(open.unwrap_or_else(|| panic!("not among {:?}", self.open)));
         let answer = Answer { sent_at, may_linger: false, is_repeated: false, result: Ok(response) };
-        self.feed(Event::Answer { request, answer });
+        self.feed(Input::Answer { request, answer });
         body
     }
 
     /// Acquires a free name with this token. Returns the claim and the lease.
     fn hold(&mut self, waiter: u64, wish: Wish, token: FencingToken) -> (Claim, LeaseKey) {
         let waiter = WaiterId(waiter);
-        self.feed(Event::Acquire { waiter, wish });
+        self.feed(Input::Acquire { waiter, wish });
         let claim = match self.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token))) {
             Request::Acquire(claim) => claim,
             other => panic!("{other:?}"),
@@ -140,7 +140,7 @@ fn request_before_a_confirmation_is_looked_up() {
     store.actions.clear();
     let wish = wish("a", WaitMode::Wait(None));
     let name = wish.name.clone();
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish });
+    store.feed(Input::Acquire { waiter: WaiterId(2), wish });
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held))) {
         Request::Acquire(claim) => claim,
@@ -184,8 +184,8 @@ fn kept_after(end: impl FnOnce(&mut Conversation, LeaseKey)) -> Duration {
 #[test]
 fn name_is_kept_however_its_lease_ends() {
     let remainder = Duration::from_secs(29);
-    assert_eq!(kept_after(|store, lease| store.feed(Event::Release { lease })), remainder);
-    assert_eq!(kept_after(|store, _| store.feed(Event::Close)), remainder);
+    assert_eq!(kept_after(|store, lease| store.feed(Input::Release { lease })), remainder);
+    assert_eq!(kept_after(|store, _| store.feed(Input::Close)), remainder);
     // The lease ends at its `max_hold`.
     let second = Duration::from_secs(1);
     assert_eq!(kept_after(|store, _| store.pass(second)), remainder - second);
@@ -193,7 +193,7 @@ fn name_is_kept_however_its_lease_ends() {
 
 #[test]
 fn name_of_undelivered_lease_is_not_kept() {
-    assert_eq!(kept_after(|store, lease| store.feed(Event::Discard { lease })), Duration::ZERO);
+    assert_eq!(kept_after(|store, lease| store.feed(Input::Discard { lease })), Duration::ZERO);
 }
 
 /// The answer to a poll that this claim holds the name.
@@ -215,7 +215,7 @@ fn notice_is_followed_while_a_change_pauses() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
     let (claim, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
-    store.feed(Event::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
+    store.feed(Input::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200, 400, 250] {
         store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
@@ -234,7 +234,7 @@ fn change_under_a_lasting_lock_is_given_up() {
         let token = FencingToken::new(5).expect("a token");
         let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
         let (_, lease) = store.hold(1, wish, token);
-        store.feed(Event::Amend { lease, amendment });
+        store.feed(Input::Amend { lease, amendment });
         let start = store.now;
         let is_change = |body: &Request| matches!(body, Request::Extend(_) | Request::Downgrade { .. });
         let is_given_up = |action: &Action| matches!(action, Action::Amended { result: Err(NotAmended::Locked), .. });
@@ -260,7 +260,7 @@ fn raise_of_ttl_that_meets_a_locked_row_is_repeated_after_pauses() {
     let short = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
     let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
     store.hold(1, short, FencingToken::new(5).expect("a token"));
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish: long });
+    store.feed(Input::Acquire { waiter: WaiterId(2), wish: long });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200] {
         store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
@@ -279,8 +279,8 @@ fn wants_during_an_extension_are_sent_after_it() {
     let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
     let kept = Wish { is_renewed: true, ..long.clone() };
     store.hold(1, short, FencingToken::new(5).expect("a token"));
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish: long });
-    store.feed(Event::Acquire { waiter: WaiterId(3), wish: kept });
+    store.feed(Input::Acquire { waiter: WaiterId(2), wish: long });
+    store.feed(Input::Acquire { waiter: WaiterId(3), wish: kept });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for is_renewed in [false, true] {
         match store.answer(is_extend, Response::Extended(ChangeOutcome::Done)) {
@@ -298,13 +298,13 @@ fn releases_under_a_fence_are_all_answered() {
     let wish = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
     let token = FencingToken::new(5).expect("a token");
     let (claim, _) = store.hold(1, wish.clone(), token);
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish });
+    store.feed(Input::Acquire { waiter: WaiterId(2), wish });
     let grants = store.actions.iter().filter_map(|action| match action {
         Action::Granted { grant, .. } => Some(grant.lease),
         _ => None,
     });
     for lease in grants.collect::<Vec<_>>() {
-        store.feed(Event::Release { lease });
+        store.feed(Input::Release { lease });
     }
     store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
     store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::Locked));
@@ -321,7 +321,7 @@ fn late_answer_to_a_release_decides_the_verdict() {
         let wish = wish("a", WaitMode::Wait(None));
         let ttl = wish.ttl;
         let (_, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
-        store.feed(Event::Release { lease });
+        store.feed(Input::Release { lease });
         store.pass(2 * ttl);
         let is_verdict = |action: &&Action| matches!(action, Action::Released { .. } | Action::Lost { .. });
         assert!(!store.actions.iter().any(|action| is_verdict(&action)), "{:?}", store.actions);
@@ -339,15 +339,15 @@ fn releases_before_a_restart_are_looked_up() {
         let token = FencingToken::new(5).expect("a token");
         for (waiter, name) in [(1, "a"), (2, "b")] {
             let (_, lease) = store.hold(waiter, wish(name, WaitMode::Wait(None)), token);
-            store.feed(Event::Release { lease });
+            store.feed(Input::Release { lease });
             let ended = Response::Released(ReleaseOutcome::Ended { awaited: false });
             store.answer(|body| matches!(body, Request::Release(_)), ended);
         }
-        store.feed(Event::Acquire { waiter: WaiterId(3), wish: wish("c", WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter: WaiterId(3), wish: wish("c", WaitMode::Wait(None)) });
         let (request, _) = store.open.remove(0);
         let result = Ok(Response::Acquired(Ok(token)));
         let answer = Answer { sent_at: store.now, may_linger: false, is_repeated, result };
-        store.feed(Event::Answer { request, answer });
+        store.feed(Input::Answer { request, answer });
         store.pass(BEAT);
         store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
         let reads = |store: &Conversation| {
@@ -366,7 +366,7 @@ fn waits_for_two_names() -> Conversation {
     let mut store = Conversation::new();
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
-        store.feed(Event::Acquire { waiter, wish: wish(name, WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter, wish: wish(name, WaitMode::Wait(None)) });
         store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
         store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     }
@@ -380,7 +380,7 @@ fn polled_holding_of_no_caller_is_withdrawn() {
     let mut store = waits_for_two_names();
     let (holder, client) = (Holder::Lease(LeaseId::from_u128(9)), Some(ClientId::from_u128(1)));
     let row = LeaseRow { holder, owner: None, client, token: 5, remaining: Some(GRANT), waiting: 1, lost: 0, asked: 0 };
-    store.feed(Event::Notified { name: None });
+    store.feed(Input::Notified { name: None });
     let polled = Polled { row, presences: vec![Presence::Waiting { ahead: 0 }] };
     store.answer(is_poll_of("a"), Response::Polled(Some(polled)));
     let is_meant = |body: &Request| matches!(body, Request::Withdraw { id, .. } if *id == LeaseId::from_u128(9));
@@ -410,12 +410,12 @@ fn grant_found_late_is_extended_before_its_use() {
 #[test]
 fn notification_without_a_name_polls_all_names() {
     let mut store = waits_for_two_names();
-    store.feed(Event::Notified { name: None });
+    store.feed(Input::Notified { name: None });
     let polls: Vec<_> =
         ["a", "b"].map(|name| store.open.iter().filter(|(_, body)| is_poll_of(name)(body)).count()).into();
     assert_eq!(polls, [1, 1]);
     // The next notification comes too soon.
-    store.feed(Event::Notified { name: None });
+    store.feed(Input::Notified { name: None });
     assert_eq!(store.open.len(), 2);
 }
 
@@ -459,8 +459,8 @@ fn longer_queue_is_passed_on_as_fast_as_short_one() {
 fn close_ends_while_a_row_stays_locked() {
     let mut store = Conversation::new();
     store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.feed(Event::Close);
-    let closes = |action: &Action| matches!(action, Action::Closed { failure: Some(_) });
+    store.feed(Input::Close);
+    let closes = |action: &Action| matches!(action, Action::Closed { error: Some(_) });
     for _ in 0..100 {
         while let Some((request, body)) = store.open.pop() {
             let response = match body {
@@ -469,7 +469,7 @@ fn close_ends_while_a_row_stays_locked() {
                 _ => Response::Registered(1),
             };
             let answer = Answer { sent_at: store.now, may_linger: false, is_repeated: false, result: Ok(response) };
-            store.feed(Event::Answer { request, answer });
+            store.feed(Input::Answer { request, answer });
         }
         store.pass(Duration::from_millis(100));
     }
@@ -481,10 +481,10 @@ fn close_ends_while_a_row_stays_locked() {
 fn waiter_that_never_asked_leaves_without_a_statement() {
     let mut store = Conversation::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Event::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
     }
     for waiter in (2..=50).map(WaiterId) {
-        store.feed(Event::Cancel { waiter });
+        store.feed(Input::Cancel { waiter });
     }
     let token = FencingToken::new(5).expect("a token");
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
@@ -498,13 +498,13 @@ fn waiter_that_never_asked_leaves_without_a_statement() {
 fn waiters_behind_a_failed_request_leave_without_a_statement() {
     let mut store = Conversation::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Event::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
     }
     let (request, _) = store.open.remove(0);
     let error = Error::Unavailable { attempted: "acquire", reason: "cut off".into(), source: None };
     let answer =
-        Answer { sent_at: store.now, may_linger: true, is_repeated: true, result: Err(Failure(Arc::new(error))) };
-    store.feed(Event::Answer { request, answer });
+        Answer { sent_at: store.now, may_linger: true, is_repeated: true, result: Err(SharedError(Arc::new(error))) };
+    store.feed(Input::Answer { request, answer });
     let withdrawals = &store.engine.names.values().next().expect("the name").withdrawals;
     assert_eq!(withdrawals.len(), 1, "{withdrawals:?}");
 }
@@ -514,12 +514,12 @@ fn waiters_behind_a_failed_request_leave_without_a_statement() {
 fn error_about_one_name_delays_no_other_name() {
     let mut store = Conversation::new();
     store.hold(1, wish("b", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
+    store.feed(Input::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
     let (request, _) = store.open.remove(0);
     let source = sqlx::Error::Decode("not a number".into());
     let error = Error::Database { attempted: "acquire", source };
-    let result = Err(Failure(Arc::new(error)));
-    store.feed(Event::Answer {
+    let result = Err(SharedError(Arc::new(error)));
+    store.feed(Input::Answer {
         request,
         answer: Answer { sent_at: store.now, may_linger: false, is_repeated: false, result },
     });
@@ -532,7 +532,7 @@ fn release_without_a_row_reads_it_once() {
     let mut store = Conversation::new();
     let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
     store.engine.steady_at = START + BEAT;
-    store.feed(Event::Release { lease });
+    store.feed(Input::Release { lease });
     store.answer(|body| matches!(body, Request::Read { .. }), Response::Read(None));
     assert!(matches!(store.open[..], [(_, Request::Release(_))]), "{:?}", store.open);
 }
@@ -545,7 +545,7 @@ fn export_missed_by_the_store_is_repeated_while_resumed() {
     let (name, owner) = (wish.name.clone(), wish.owner);
     let token = FencingToken::new(5).expect("positive");
     let exported = Exported { id: LeaseId::from_u128(7), token };
-    engine.handle(START, Event::Resume { waiter: WaiterId(1), wish, exported });
+    engine.handle(START, Input::Resume { waiter: WaiterId(1), wish, exported });
     let client = engine.heartbeat.client;
     let (holder, remaining) = (Holder::Lease(exported.id), Some(Duration::from_secs(10)));
     let row = LeaseRow {
@@ -571,10 +571,10 @@ fn client_that_handed_a_name_over_gets_an_entry_at_once() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
     let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
-    store.feed(Event::Release { lease });
+    store.feed(Input::Release { lease });
     let granted = Granted { id: LeaseId::from_u128(9), token: FencingToken::new(6).expect("a token") };
     store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::ToEntry(granted)));
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
+    store.feed(Input::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     assert!(store.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", store.open);
@@ -600,7 +600,7 @@ fn is_transition(body: &Request) -> bool {
 fn overtaken_try_pauses_before_its_next_read() {
     let mut store = Conversation::new();
     let until = START + Duration::from_secs(8);
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish: wish("a", WaitMode::Try(until)) });
+    store.feed(Input::Acquire { waiter: WaiterId(1), wish: wish("a", WaitMode::Try(until)) });
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(CurrentHolder::Unknown)));
     // The first repetition needs no pause.
     for _ in 0..2 {
@@ -619,7 +619,7 @@ fn try_that_meets_a_locked_row_is_not_unanswered() {
     let until = START + Duration::from_secs(8);
     let wish = Wish { reenters: true, ..wish("a", WaitMode::Try(until)) };
     let held = CurrentHolder::Valid { owner: Some(wish.owner), remaining: Duration::from_secs(10) };
-    store.feed(Event::Acquire { waiter: WaiterId(1), wish });
+    store.feed(Input::Acquire { waiter: WaiterId(1), wish });
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
     while store.now < until {
         store.answer(|body| matches!(body, Request::Join(_)), Response::Joined(JoinOutcome::Locked));
@@ -637,18 +637,18 @@ fn waiter_with_a_named_owner_keeps_its_place() {
     let mut store = Conversation::new();
     let token = |n| FencingToken::new(n).expect("a token");
     let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token(5));
-    store.feed(Event::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
+    store.feed(Input::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
     let named = Wish { reenters: true, label: "named".into(), ..wish("a", WaitMode::Wait(None)) };
-    store.feed(Event::Acquire { waiter: WaiterId(3), wish: named });
-    store.feed(Event::Acquire { waiter: WaiterId(4), wish: wish("a", WaitMode::Wait(None)) });
+    store.feed(Input::Acquire { waiter: WaiterId(3), wish: named });
+    store.feed(Input::Acquire { waiter: WaiterId(4), wish: wish("a", WaitMode::Wait(None)) });
     let is_release = |body: &Request| matches!(body, Request::Release(_));
-    store.feed(Event::Release { lease });
+    store.feed(Input::Release { lease });
     store.answer(is_release, Response::Released(ReleaseOutcome::ToNext(token(6))));
     let next = store.actions.iter().find_map(|action| match action {
         Action::Granted { waiter: WaiterId(2), grant } => Some(grant.lease),
         _ => None,
     });
-    store.feed(Event::Release { lease: next.expect("a lease") });
+    store.feed(Input::Release { lease: next.expect("a lease") });
     store.answer(is_release, Response::Released(ReleaseOutcome::Awaited));
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     let enqueued = match store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held)) {
@@ -675,7 +675,7 @@ fn slow_store_delays_a_release_for_some_time_only() {
         arrived: 0,
         remaining: None,
     };
-    store.feed(Event::Release { lease });
+    store.feed(Input::Release { lease });
     let is_release = |body: &Request| matches!(body, Request::Release(_));
     store.answer_after(LONGEST_DELAY, is_release, Response::Released(ReleaseOutcome::Awaited));
     let since = store.now;

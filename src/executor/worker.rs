@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::failure::Failure;
+use super::request_error::RequestError;
 use super::task::{Pending, reconnecting};
 use super::task_queue::{Gathered, Open, Suspicion, TaskQueue};
 use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
@@ -176,14 +176,14 @@ impl Worker {
             let attempts = task.attempts();
             attempts.is_sent_alone = true;
             attempts.is_repeated |= failure.is_some();
-            attempts.may_linger |= failure.as_ref().is_some_and(Failure::may_linger);
+            attempts.may_linger |= failure.as_ref().is_some_and(RequestError::may_linger);
             alone.push(task);
         }
         alone.into_iter().rev().for_each(|task| self.queue.put_first(task));
     }
 
     /// Sends an operation once.
-    async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), Failure> {
+    async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), RequestError> {
         if self.connection.is_none() {
             let within = CONNECT_WITHIN.min(task.attempts().answer_within.max(self.connect_within));
             let connecting = match &self.sink {
@@ -191,11 +191,11 @@ impl Worker {
                 None => self.backend.connect(),
             };
             let store = match timeout(within, panics::caught_in(connecting)).await {
-                Ok(Ok(connected)) => connected.map_err(|error| Failure::Unconnected(Some(error)))?,
-                Ok(Err(panic)) => return Err(Failure::Panic(panic)),
+                Ok(Ok(connected)) => connected.map_err(|error| RequestError::Unconnected(Some(error)))?,
+                Ok(Err(panic)) => return Err(RequestError::Panic(panic)),
                 Err(_) => {
                     self.connect_within = within * 2;
-                    return Err(Failure::Unconnected(None));
+                    return Err(RequestError::Unconnected(None));
                 }
             };
             (self.backoff, self.connect_within) = (reconnecting(), Duration::ZERO);
@@ -210,7 +210,7 @@ impl Worker {
             }
         }
         let Some(connection) = &mut self.connection else {
-            return Err(Failure::Unconnected(None));
+            return Err(RequestError::Unconnected(None));
         };
         measure::statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
@@ -220,8 +220,8 @@ impl Worker {
 
     /// Makes the other connections of the queue suspect if this connection was silent: the next
     /// attempt would wait as long for another silent connection.
-    fn suspect_others(&self, failure: &Failure) {
-        if matches!(failure, Failure::NoAnswer { .. }) {
+    fn suspect_others(&self, failure: &RequestError) {
+        if matches!(failure, RequestError::NoAnswer { .. }) {
             self.suspect(&self.queue, ANSWER_WITHIN);
         }
     }
@@ -235,21 +235,21 @@ impl Worker {
     }
 
     /// Gives up the connection if the failure shows that it is broken.
-    fn drop_broken(&mut self, failure: &Failure) {
-        if failure.fault() == Fault::Severed || matches!(failure, Failure::Panic(_)) {
+    fn drop_broken(&mut self, failure: &RequestError) {
+        if failure.fault() == Fault::Severed || matches!(failure, RequestError::Panic(_)) {
             // An orderly close would wait for the missing answer.
             self.has_lost |= self.connection.take().is_some();
             match failure {
-                Failure::Unconnected(_) => self.queue.record_connect_failure(failure.reason()),
+                RequestError::Unconnected(_) => self.queue.record_connect_failure(failure.reason()),
                 _ => self.queue.record_failure(failure.reason()),
             }
         }
     }
 
     /// Puts an operation back to be sent again, or ends it.
-    async fn failed(&mut self, mut task: Box<dyn Pending>, failure: Failure) {
+    async fn failed(&mut self, mut task: Box<dyn Pending>, failure: RequestError) {
         let fault = failure.fault();
-        let had_connection = !matches!(failure, Failure::Unconnected(_));
+        let had_connection = !matches!(failure, RequestError::Unconnected(_));
         let attempts = task.attempts();
         let answer_within = attempts.answer_within;
         if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::Severed) {
@@ -291,7 +291,7 @@ async fn answered<T>(
     suspicion: &mut watch::Receiver<Suspicion>,
     heartbeat_timeout: Option<&mut watch::Receiver<Duration>>,
     job: StoreFuture<'_, T>,
-) -> Result<T, Failure> {
+) -> Result<T, RequestError> {
     let sent_at = Instant::now();
     let overdue = async {
         let (mut within, mut heartbeat_timeout) = (within, heartbeat_timeout);
@@ -306,13 +306,13 @@ async fn answered<T>(
     let answer = tokio::select! {
         biased;
         answer = panics::caught_in(job) => answer,
-        within = overdue => return Err(Failure::NoAnswer { within }),
+        within = overdue => return Err(RequestError::NoAnswer { within }),
     };
     // The connection is alive.
     suspicion.mark_unchanged();
     match answer {
-        Ok(answer) => answer.map_err(Failure::Refused),
-        Err(panic) => Err(Failure::Panic(panic)),
+        Ok(answer) => answer.map_err(RequestError::Refused),
+        Err(panic) => Err(RequestError::Panic(panic)),
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct SessionConnection {
 }
 
 /// Why a statement failed.
-pub(super) enum Failure {
+pub(super) enum StatementError {
     /// The server refused the statement; the connection is usable.
     Refused(sqlx::Error),
     /// The state of the connection is unknown.
@@ -80,7 +80,7 @@ impl SessionConnection {
     pub(super) async fn send<'a, T>(
         &'a mut self,
         statement: impl FnOnce(&'a mut dyn SessionLocks) -> StoreFuture<'a, T>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, StatementError> {
         let liveness = &self.guard.0;
         // A shorter limit would abandon locks that the server may still hold for this session.
         let limit = if self.locked == 0 { ANSWER_WITHIN } else { liveness.remaining() };
@@ -88,22 +88,22 @@ impl SessionConnection {
         let has_session = self.locks.session_timeout().is_some();
         let answer = match timeout(limit, panics::caught_in(statement(&mut *self.locks))).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(panic)) => return Err(Failure::Lost(panics::reason(&panic))),
-            Err(_) => return Err(Failure::Lost(no_answer_within(limit))),
+            Ok(Err(panic)) => return Err(StatementError::Lost(panics::reason(&panic))),
+            Err(_) => return Err(StatementError::Lost(no_answer_within(limit))),
         };
         let answer = match answer {
             Ok(answer) => Ok(answer),
-            Err(error) if !has_session => return Err(Failure::Refused(error)),
+            Err(error) if !has_session => return Err(StatementError::Refused(error)),
             Err(error @ sqlx::Error::Database(_)) if Fault::from_error(&error) != Fault::Severed => {
-                Err(Failure::Refused(error))
+                Err(StatementError::Refused(error))
             }
-            Err(error) => return Err(Failure::Lost(error.to_string())),
+            Err(error) => return Err(StatementError::Lost(error.to_string())),
         };
         liveness.confirm(sent_at);
         self.confirmed_at = sent;
         match liveness.loss() {
             None => answer,
-            Some(_) => Err(Failure::Lost("the answer came too late".into())),
+            Some(_) => Err(StatementError::Lost("the answer came too late".into())),
         }
     }
 
@@ -192,7 +192,7 @@ mod tests {
         assert!(connection.liveness().remaining() < Duration::from_secs(6));
         let name = LockName::new("a")?;
         let refused = connection.send(|locks| locks.try_lock(&name, false)).await;
-        assert!(matches!(refused, Err(Failure::Refused(_))));
+        assert!(matches!(refused, Err(StatementError::Refused(_))));
         assert!(connection.liveness().remaining() > Duration::from_secs(10));
         Ok(())
     }

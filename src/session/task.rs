@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, WeakUnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Failure, SessionConnection};
+use super::connection::{SessionConnection, StatementError};
 use super::liveness::Liveness;
 use super::message::{Grant, Message, Waiter};
 use super::name::{Admission, Holders, NameState};
@@ -276,10 +276,10 @@ impl SessionTask {
             let connection = self.connect().await?;
             match connection.send(|locks| locks.try_lock(name, shared)).await {
                 Ok(is_granted) => return Ok(is_granted),
-                Err(Failure::Refused(error)) => return Err(Error::from_sqlx("acquire a session lock", error)),
+                Err(StatementError::Refused(error)) => return Err(Error::from_sqlx("acquire a session lock", error)),
                 // The loss of an old connection says nothing about a new one.
-                Err(Failure::Lost(_)) if is_reused => self.disconnect(),
-                Err(Failure::Lost(reason)) => {
+                Err(StatementError::Lost(_)) if is_reused => self.disconnect(),
+                Err(StatementError::Lost(reason)) => {
                     self.disconnect();
                     return Err(Error::Unavailable { attempted: "acquire a session lock", reason, source: None });
                 }

@@ -18,7 +18,7 @@ use super::checker::Belief;
 use super::profile::Profile;
 use crate::backend::memory::{Memory, Prepared, TransactionId};
 use crate::clock::Moment;
-use crate::engine::{Amendment, Engine, Event, Exported, Failure, LeaseKey, RequestId, WaiterId};
+use crate::engine::{Amendment, Engine, Exported, Input, LeaseKey, RequestId, SharedError, WaiterId};
 use crate::error::Error;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -171,7 +171,7 @@ pub(super) struct World {
     newest: BTreeMap<LockName, i64>,
     idle_since: BTreeMap<&'static str, u64>,
     owners: Vec<Owner>,
-    failure: Failure,
+    error: SharedError,
     summary: Summary,
     violation: Option<String>,
     tells: bool,
@@ -209,7 +209,7 @@ impl World {
             newest: BTreeMap::new(),
             idle_since: BTreeMap::new(),
             owners: (1..=2).map(|n| owner(seed.wrapping_mul(7) + n)).collect(),
-            failure: Failure(Arc::new(Error::Closed)),
+            error: SharedError(Arc::new(Error::Closed)),
             summary: Summary::default(),
             violation: None,
             tells,
@@ -349,10 +349,10 @@ impl World {
                 if self.clients[client].life == life && self.clients[client].wake_at == Some(self.now) {
                     self.clients[client].wake_at = None;
                 }
-                self.event(client, life, Event::Tick);
+                self.feed(client, life, Input::Tick);
             }
             WorldEvent::Actor { actor, turn } => self.act(actor, turn),
-            WorldEvent::Notify { client, life, name } => self.event(client, life, Event::Notified { name }),
+            WorldEvent::Notify { client, life, name } => self.feed(client, life, Input::Notified { name }),
             WorldEvent::Ask { name } => self.ask(&name),
             WorldEvent::EndFence { transaction } => self.end_fence(transaction),
             WorldEvent::Unlock { transaction } => self.store.unlock(transaction),

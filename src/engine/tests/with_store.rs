@@ -19,7 +19,7 @@ impl Client {
     }
 
     fn acquire(&mut self, waiter: u64, wait_mode: WaitMode) {
-        self.dialogue.feed(Event::Acquire { waiter: WaiterId(waiter), wish: wish("a", wait_mode) });
+        self.dialogue.feed(Input::Acquire { waiter: WaiterId(waiter), wish: wish("a", wait_mode) });
     }
 
     /// Carries out a request of any client.
@@ -34,7 +34,7 @@ impl Client {
     fn answer(&mut self, request: RequestId, body: &Request) {
         let response = self.execute(body);
         let answer = Answer { sent_at: self.dialogue.now, may_linger: false, is_repeated: false, result: Ok(response) };
-        self.dialogue.feed(Event::Answer { request, answer });
+        self.dialogue.feed(Input::Answer { request, answer });
     }
 
     /// Answers every request for some time.
@@ -72,7 +72,7 @@ fn waiter_behind_many_tries_keeps_its_grant() {
     let until = START + Duration::from_secs(60);
     (1..=33).for_each(|waiter| client.acquire(waiter, WaitMode::Try(until)));
     client.acquire(34, WaitMode::Wait(None));
-    client.dialogue.feed(Event::Cancel { waiter: WaiterId(1) });
+    client.dialogue.feed(Input::Cancel { waiter: WaiterId(1) });
     for turn in 0.. {
         client.serve(Duration::from_secs(5));
         let (waiter, grant) = client.grants().get(turn).cloned().expect("a grant");
@@ -80,7 +80,7 @@ fn waiter_behind_many_tries_keeps_its_grant() {
         if waiter == WaiterId(34) {
             break;
         }
-        client.dialogue.feed(Event::Release { lease: grant.lease });
+        client.dialogue.feed(Input::Release { lease: grant.lease });
     }
 }
 
@@ -90,10 +90,10 @@ fn waiters_that_have_left_are_forgotten() {
     let hour = WaitMode::Wait(Some(START + Duration::from_secs(3_600)));
     client.acquire(1, hour);
     client.acquire(2, hour);
-    client.dialogue.feed(Event::Cancel { waiter: WaiterId(2) });
+    client.dialogue.feed(Input::Cancel { waiter: WaiterId(2) });
     client.serve(BEAT);
     let (_, grant) = client.grants().remove(0);
-    client.dialogue.feed(Event::Release { lease: grant.lease });
+    client.dialogue.feed(Input::Release { lease: grant.lease });
     client.serve(BEAT);
     assert!(client.dialogue.engine.is_idle());
     assert_eq!(client.dialogue.engine.wakes_at(), None);
@@ -105,11 +105,11 @@ fn refused_extension_is_looked_up() {
     let mut client = Client::new();
     let first = Wish { reenters: true, is_renewed: false, ..wish("a", WaitMode::Wait(None)) };
     let again = Wish { is_renewed: true, ..first.clone() };
-    client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first });
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), wish: first });
     client.serve(BEAT);
     let (_, grant) = client.grants().remove(0);
     client.execute(&Request::Evict { name: grant.name.clone(), token: grant.token });
-    client.dialogue.feed(Event::Acquire { waiter: WaiterId(2), wish: again });
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), wish: again });
     client.serve(BEAT);
     let lost = |action: &&Action| matches!(action, Action::Lost { cause: LossCause::Superseded, .. });
     assert_eq!(client.dialogue.actions.iter().filter(lost).count(), 2, "{:?}", client.dialogue.actions);
@@ -128,7 +128,7 @@ fn first_notice_after_a_sweep_is_news() {
         client.serve(BEAT * 2);
         let is_asked = |action: &Action| matches!(action, Action::ReleaseRequested { lease } if *lease == grant.lease);
         assert!(client.dialogue.has_acted(is_asked), "{waiter}: {:?}", client.dialogue.actions);
-        client.dialogue.feed(Event::Release { lease: grant.lease });
+        client.dialogue.feed(Input::Release { lease: grant.lease });
         client.serve(BEAT);
         client.store.clients.clear();
     }
@@ -158,7 +158,7 @@ fn waiters_of_other_owners_do_not_join() {
     client.serve(BEAT);
     for waiter in (2..=50).map(WaiterId) {
         let wish = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
-        client.dialogue.feed(Event::Acquire { waiter, wish });
+        client.dialogue.feed(Input::Acquire { waiter, wish });
     }
     let join = client.dialogue.open.iter().find(|(_, body)| matches!(body, Request::Join(_)));
     assert!(join.is_none(), "{join:?}");
@@ -169,12 +169,12 @@ fn waiters_of_other_owners_do_not_join() {
 fn changes_are_answered_in_order() {
     let mut client = Client::new();
     let first = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
-    client.dialogue.feed(Event::Acquire { waiter: WaiterId(1), wish: first.clone() });
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), wish: first.clone() });
     client.serve(BEAT);
-    client.dialogue.feed(Event::Acquire { waiter: WaiterId(2), wish: first });
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), wish: first });
     let lease = client.grants()[0].1.lease;
-    client.dialogue.feed(Event::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
-    client.dialogue.feed(Event::Amend { lease, amendment: Amendment::Downgrade });
+    client.dialogue.feed(Input::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
+    client.dialogue.feed(Input::Amend { lease, amendment: Amendment::Downgrade });
     client.serve(BEAT);
     let result = |action: &Action| match action {
         Action::Amended { result, .. } => Some(result.is_ok()),

@@ -6,7 +6,7 @@ use super::super::checker::{self, Belief};
 use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent, owner};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
-    Amendment, Event, Exported, Grant, HoldTime, LeaseKey, NotAmended, Refusal, Verdict, WaitMode, WaiterId, Wish,
+    Amendment, Exported, Grant, HoldTime, Input, LeaseKey, NotAmended, Refusal, Verdict, WaitMode, WaiterId, Wish,
 };
 use crate::error::LossCause;
 use crate::name::LockName;
@@ -30,7 +30,7 @@ impl World {
             ActorState::Waiting { waiter, .. } => {
                 self.tell(|| format!("client {client} cancels {waiter:?}"));
                 self.rest(actor);
-                self.event(client, life, Event::Cancel { waiter });
+                self.feed(client, life, Input::Cancel { waiter });
             }
             ActorState::Holding { lease, id, releases_at, fences } => {
                 if fences {
@@ -112,11 +112,11 @@ impl World {
         let may_crowd = self.profile.crowds > 0 && is_unlimited && wish.mode == Mode::Exclusive;
         let crowds = may_crowd && self.random.permille(self.profile.crowds);
         let first = crowds.then(|| self.crowd(client, &wish));
-        self.event(client, life, Event::Acquire { waiter, wish });
+        self.feed(client, life, Input::Acquire { waiter, wish });
         if let Some(waiter) = first {
             self.tell(|| format!("client {client} cancels {waiter:?}, the first of a crowd"));
             self.crowd.remove(&waiter);
-            self.event(client, life, Event::Cancel { waiter });
+            self.feed(client, life, Input::Cancel { waiter });
         }
     }
 
@@ -130,7 +130,7 @@ impl World {
             self.crowd.insert(waiter);
             let owner = owner(self.random.next());
             let wish = Wish { owner, reenters: false, wait_mode, ..wish.clone() };
-            self.event(client, life, Event::Acquire { waiter, wish });
+            self.feed(client, life, Input::Acquire { waiter, wish });
         }
         WaiterId(first)
     }
@@ -272,17 +272,17 @@ impl World {
                 let hold_time = HoldTime { at_least: lasts / 8, at_most: Some(lasts / 4) };
                 self.tell(|| format!("client {client} limits {lease:?}: {hold_time:?}"));
                 self.hold_on(actor, lease);
-                return self.event(client, life, Event::StartHoldTime { lease, hold_time });
+                return self.feed(client, life, Input::StartHoldTime { lease, hold_time });
             }
             _ => {
                 self.tell(|| format!("client {client} is to export {lease:?}"));
-                return self.event(client, life, Event::Export { lease });
+                return self.feed(client, life, Input::Export { lease });
             }
         };
         self.tell(|| format!("client {client} changes {lease:?}: {amendment:?}"));
         self.actors[actor].state = ActorState::Changing { lease, amendment };
         self.actors[actor].turn += 1;
-        self.event(client, life, Event::Amend { lease, amendment });
+        self.feed(client, life, Input::Amend { lease, amendment });
     }
 
     pub(super) fn amended(&mut self, client: usize, lease: LeaseKey, result: &Result<(), NotAmended>) {
@@ -374,7 +374,7 @@ impl World {
             ActorState::Waiting { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;
-        self.event(client, life, Event::Resume { waiter, wish, exported });
+        self.feed(client, life, Input::Resume { waiter, wish, exported });
     }
 
     pub(super) fn release(&mut self, actor: usize, lease: LeaseKey) {
@@ -388,7 +388,7 @@ impl World {
         let asked_at = self.store_clock();
         self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
         self.tell(|| format!("client {client} releases {lease:?}"));
-        self.event(client, life, Event::Release { lease });
+        self.feed(client, life, Input::Release { lease });
     }
 
     pub(super) fn released(&mut self, client: usize, lease: LeaseKey, verdict: &Verdict) {

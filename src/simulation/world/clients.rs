@@ -1,8 +1,8 @@
-//! Clients: the events and the actions of their engines.
+//! Clients: the inputs and the actions of their engines.
 
 use super::super::checker;
 use super::{Actor, ActorState, Pending, World, WorldEvent, describe};
-use crate::engine::{Action, Engine, Event, Exported, Grant, LeaseKey};
+use crate::engine::{Action, Engine, Exported, Grant, Input, LeaseKey};
 use crate::error::LossCause;
 use crate::protocol::{ClientId, LeaseId, Mode, Request};
 
@@ -22,7 +22,7 @@ impl World {
         }
     }
 
-    pub(super) fn event(&mut self, client: usize, life: u32, event: Event) {
+    pub(super) fn feed(&mut self, client: usize, life: u32, input: Input) {
         if self.clients[client].life != life {
             return;
         }
@@ -30,7 +30,7 @@ impl World {
         let Some(engine) = &mut self.clients[client].engine else {
             return;
         };
-        let actions = engine.handle(now, event);
+        let actions = engine.handle(now, input);
         let wakes_at = engine.wakes_at();
         let is_over = |grant: &Grant| engine.deadline(grant.lease).is_some_and(|deadline| deadline <= now);
         let late = actions.iter().find_map(|action| match action {
@@ -57,7 +57,7 @@ impl World {
         }
         while let Some((client, lease)) = self.unwanted.pop() {
             let life = self.clients[client].life;
-            self.event(client, life, Event::Discard { lease });
+            self.feed(client, life, Input::Discard { lease });
         }
     }
 
@@ -66,7 +66,7 @@ impl World {
         let life = self.clients[client].life;
         if !self.random.permille(150) {
             self.resumable.remove(&exported.id);
-            return self.event(client, life, Event::Delivered { lease, exported });
+            return self.feed(client, life, Input::Delivered { lease, exported });
         }
         let holds = |actor: &Actor| {
             actor.client == client && matches!(actor.state, ActorState::Holding { lease: l, .. } if l == lease)
@@ -87,7 +87,7 @@ impl World {
         }
         self.handed_back.insert((client, lease));
         self.rest(actor);
-        self.event(client, life, Event::HandBack { lease, exported });
+        self.feed(client, life, Input::HandBack { lease, exported });
     }
 
     /// Updates the deadlines of a client's leases, and checks that no two holders believe in one

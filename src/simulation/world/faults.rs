@@ -2,7 +2,7 @@
 
 use super::{ActorState, FAULTS_END, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent};
 use crate::backend::memory::{Key, TransactionId};
-use crate::engine::{Event, LeaseKey};
+use crate::engine::{Input, LeaseKey};
 use crate::name::LockName;
 use crate::protocol::{ChangeOutcome, Request, Response};
 
@@ -26,7 +26,7 @@ impl World {
         if self.random.permille(self.profile.closes) {
             self.tell(|| format!("client {client} shuts down"));
             let life = self.clients[client].life;
-            self.event(client, life, Event::Close);
+            self.feed(client, life, Input::Close);
         }
         if self.random.permille(self.profile.outages) {
             let lasts = self.random.range(200 * MILLISECOND..4 * SECOND);

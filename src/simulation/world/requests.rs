@@ -2,7 +2,7 @@
 
 use super::{ATTEMPT, ATTEMPTS, LOCK_WAIT, MILLISECOND, SECOND, World, WorldEvent};
 use crate::backend::memory::TransactionId;
-use crate::engine::{Answer, Event, Failure, RequestId};
+use crate::engine::{Answer, Input, RequestId, SharedError};
 use crate::protocol::{ReleaseOutcome, Request, Response};
 
 impl World {
@@ -38,17 +38,23 @@ impl World {
         if !is_last {
             return self.attempt(client, request);
         }
-        self.answer(client, life, request, Err(self.failure.clone()));
+        self.answer(client, life, request, Err(self.error.clone()));
     }
 
-    pub(super) fn answer(&mut self, client: usize, life: u32, request: RequestId, result: Result<Response, Failure>) {
+    pub(super) fn answer(
+        &mut self,
+        client: usize,
+        life: u32,
+        request: RequestId,
+        result: Result<Response, SharedError>,
+    ) {
         let Some(pending) = self.clients[client].requests.remove(&request) else {
             return;
         };
         let may_linger = pending.attempts > 1;
         let is_repeated = may_linger || pending.is_repeated;
         let answer = Answer { sent_at: pending.sent_at, may_linger, is_repeated, result };
-        self.event(client, life, Event::Answer { request, answer });
+        self.feed(client, life, Input::Answer { request, answer });
     }
 
     pub(super) fn arrive(
@@ -142,8 +148,8 @@ impl World {
         if self.clients[client].requests.get(&request).is_none_or(|pending| pending.life != life) {
             return;
         }
-        let failure = self.failure.clone();
-        self.answer(client, life, request, response.map_err(|()| failure));
+        let error = self.error.clone();
+        self.answer(client, life, request, response.map_err(|()| error));
     }
 
     pub(super) fn next_transaction(&mut self) -> TransactionId {

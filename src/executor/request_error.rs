@@ -6,7 +6,7 @@ use crate::error::{AccessError, Error, Fault, no_answer_within};
 use crate::panics;
 
 /// Why a request was not answered.
-pub(super) enum Failure {
+pub(super) enum RequestError {
     Refused(sqlx::Error),
     NoAnswer {
         within: Duration,
@@ -16,7 +16,7 @@ pub(super) enum Failure {
     Panic(String),
 }
 
-impl Failure {
+impl RequestError {
     pub(super) fn fault(&self) -> Fault {
         match self {
             Self::Refused(error) => match Fault::from_error(error) {
