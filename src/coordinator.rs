@@ -148,7 +148,7 @@ impl Coordinator {
     ) -> Acquisition {
         self.start();
         let (name, mode) = (&wish.name, wish.mode.as_str());
-        let span = tracing::info_span!("acquire", %name, mode, waited = Empty, outcome = Empty);
+        let span = tracing::info_span!("acquire", name = name.as_str(), mode, waited = Empty, outcome = Empty);
         self.meter.requested(name, mode);
         let (reply, answer) = oneshot::channel();
         let mut refused = None;

@@ -37,7 +37,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The limit set with [`wait`](crate::LeaseRequest::wait), or that of a row lock or a session
     /// lock, was reached while the name or the row was held, or others waited for it.
-    #[error("timed out after {:?} waiting for \"{name}\"", rounded(*.waited))]
+    #[error("timed out after {:?} waiting for {:?}", rounded(*.waited), .name.as_str())]
     Timeout {
         /// The requested name.
         name: LockName,
@@ -46,7 +46,7 @@ pub enum Error {
     },
 
     /// The lease ended before its holder released it.
-    #[error("lost the lease on \"{name}\" (token {token}): {cause}")]
+    #[error("lost the lease on {:?} (token {token}): {cause}", .name.as_str())]
     Lost {
         /// The name that was held.
         name: LockName,
@@ -57,7 +57,7 @@ pub enum Error {
     },
 
     /// The session lock ended before its holder released it.
-    #[error("lost the session lock on \"{name}\": {cause}")]
+    #[error("lost the session lock on {:?}: {cause}", .name.as_str())]
     SessionLost {
         /// The name that was held.
         name: LockName,
@@ -99,7 +99,7 @@ pub enum Error {
 
     /// The request was sent, its reply was lost, and a later look at the database did not show
     /// whether it took effect.
-    #[error("it is not known whether the attempt to {attempted} \"{name}\" took effect")]
+    #[error("it is not known whether the attempt to {attempted} {:?} took effect", .name.as_str())]
     Unknown {
         /// The operation that failed.
         attempted: &'static str,
@@ -206,7 +206,7 @@ pub enum Error {
     },
 
     /// The number of permits is zero, or greater than that of the semaphore.
-    #[error("cannot take {asked} of {permits} permits of \"{name}\"")]
+    #[error("cannot take {asked} of {permits} permits of {:?}", .name.as_str())]
     Permits {
         /// The name of the semaphore.
         name: LockName,
@@ -226,7 +226,7 @@ pub enum Error {
     },
 
     /// A lease cannot be turned into another kind of lease.
-    #[error("the lease on \"{name}\" cannot be converted: {reason}")]
+    #[error("the lease on {:?} cannot be converted: {reason}", .name.as_str())]
     Conversion {
         /// The name that is held.
         name: LockName,
@@ -395,5 +395,18 @@ fn unless_repeated(reason: &str, source: Option<&sqlx::Error>) -> String {
     match source {
         Some(source) if source.to_string().ends_with(reason) => String::new(),
         _ => format!(": {reason}"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_in_messages() {
+        let name = LockName::new("a\n\u{1b}[31m\u{202e}").expect("a name");
+        let message = Error::Timeout { name, waited: Duration::from_secs(1) }.to_string();
+        assert_eq!(message, r#"timed out after 1s waiting for "a\n\u{1b}[31m\u{202e}""#);
     }
 }

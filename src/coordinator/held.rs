@@ -53,7 +53,8 @@ impl HeldLease {
     /// Begins the span of the holding, which may outlive the request and its span.
     pub(super) fn trace(&mut self, request: &Span) {
         let (name, token) = (self.name(), self.token());
-        self.span = tracing::info_span!(parent: None, "hold", %name, %token, held = Empty, outcome = Empty);
+        self.span =
+            tracing::info_span!(parent: None, "hold", name = name.as_str(), %token, held = Empty, outcome = Empty);
         self.span.follows_from(request);
     }
 

@@ -52,28 +52,36 @@ impl Report {
 
     fn log(&self) {
         match &self.event {
-            Event::Waiting { name } => debug!(%name, "waiting for a lease"),
-            Event::Acquired { name, token, waited } => debug!(%name, %token, ?waited, "acquired a lease"),
-            Event::Refused { name, reason, waited } => debug!(%name, %reason, ?waited, "did not get a lease"),
-            Event::TakenOver { name } => info!(%name, "took a name over from a dead holder"),
+            Event::Waiting { name } => debug!(name = name.as_str(), "waiting for a lease"),
+            Event::Acquired { name, token, waited } => {
+                debug!(name = name.as_str(), %token, ?waited, "acquired a lease")
+            }
+            Event::Refused { name, reason, waited } => {
+                debug!(name = name.as_str(), %reason, ?waited, "did not get a lease")
+            }
+            Event::TakenOver { name } => info!(name = name.as_str(), "took a name over from a dead holder"),
             Event::Released { name, token, held, is_confirmed: true } => {
-                debug!(%name, %token, ?held, "released a lease");
+                debug!(name = name.as_str(), %token, ?held, "released a lease");
             }
             Event::Released { name, token, held, is_confirmed: false } => {
-                info!(%name, %token, ?held, "the database did not confirm a release: the name is free after its TTL");
+                info!(name = name.as_str(), %token, ?held, "the database did not confirm a release: the name is free after its TTL");
             }
             Event::Lost { name, token, held, cause: LossCause::Shutdown } if self.is_drain => {
-                info!(%name, %token, ?held, "cut off the work under a lease at the end of a drain");
+                info!(name = name.as_str(), %token, ?held, "cut off the work under a lease at the end of a drain");
             }
             Event::Lost { name, token, held, cause: LossCause::Shutdown } => {
-                debug!(%name, %token, ?held, "released a lease at shutdown");
+                debug!(name = name.as_str(), %token, ?held, "released a lease at shutdown");
             }
             Event::Lost { name, token, held, cause } if self.is_ordered(*cause) => {
-                info!(%name, %token, ?held, %cause, "a lease has ended");
+                info!(name = name.as_str(), %token, ?held, %cause, "a lease has ended");
             }
-            Event::Lost { name, token, held, cause } => warn!(%name, %token, ?held, %cause, "lost a lease"),
-            Event::ReleaseRequested { name, token } => info!(%name, %token, "was asked to release a lease"),
-            Event::Exported { name, token, held } => debug!(%name, %token, ?held, "exported a lease"),
+            Event::Lost { name, token, held, cause } => {
+                warn!(name = name.as_str(), %token, ?held, %cause, "lost a lease")
+            }
+            Event::ReleaseRequested { name, token } => {
+                info!(name = name.as_str(), %token, "was asked to release a lease")
+            }
+            Event::Exported { name, token, held } => debug!(name = name.as_str(), %token, ?held, "exported a lease"),
             Event::HeartbeatLate { unanswered_for } => warn!(?unanswered_for, "a heartbeat is late"),
             Event::HeartbeatFailed { reason } => warn!(reason, "a heartbeat failed; leases are lost if none succeeds"),
             Event::HeartbeatRestored => info!("heartbeats are answered again"),

@@ -204,7 +204,8 @@ impl SharedError {
 
     /// Returns the error of a release that was blocked by a row lock, such as a fence's.
     pub(super) fn locked(name: &LockName) -> Self {
-        let reason = format!("a transaction fenced by the holder keeps {name} locked; the lease ends after its TTL");
+        let name = name.as_str();
+        let reason = format!("a transaction fenced by the holder keeps {name:?} locked; the lease ends after its TTL");
         Self(Arc::new(Error::Unavailable { attempted: "release", reason, source: None }))
     }
 

@@ -166,7 +166,7 @@ impl Lease {
                 NotAmended::Failed(failure) => failure.into_error(),
                 NotAmended::EnteredAgain => Error::Closed,
                 NotAmended::Locked => {
-                    let reason = format!("a transaction that fences {name} keeps it locked");
+                    let reason = format!("a transaction that fences {:?} keeps it locked", name.as_str());
                     Error::Unavailable { attempted: "extend", reason, source: None }
                 }
             })

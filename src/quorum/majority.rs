@@ -255,10 +255,10 @@ impl Majority {
             self.ended.notify_waiters();
             let _ = panics::caught(|| match cause.is_ordered() {
                 true => {
-                    tracing::info!(name = %self.name, token = %self.token, %cause, "a lease on a majority has ended")
+                    tracing::info!(name = self.name.as_str(), token = %self.token, %cause, "a lease on a majority has ended")
                 }
                 false => {
-                    tracing::warn!(name = %self.name, token = %self.token, %cause, "lost the majority for a lease")
+                    tracing::warn!(name = self.name.as_str(), token = %self.token, %cause, "lost the majority for a lease")
                 }
             });
         }
