@@ -103,18 +103,25 @@ DELETE FROM sqlock_lease AS l
 RETURNING name;", sweep_notes!("n.name > $1 AND n.name <= $2"), "
 COMMIT");
 
-// Reads all leases, so it runs before the transaction. $1 retention
+// $1 the last name
+const SWEEP_LAST_NOTES: &str = concat!("BEGIN IMMEDIATE;", sweep_notes!("n.name > $1"), "COMMIT");
+
+// Reads all leases, so it runs before the transactions, of which each deletes a batch. $1 retention,
+// $2 the size of a batch
 #[rustfmt::skip]
 const STALE_CLIENTS: &str = concat!("
-SELECT coalesce(json_group_array(id), '[]') AS ids FROM sqlock_client
- WHERE beat_at < ", now!(), " - $1 AND id NOT IN (SELECT client FROM sqlock_lease UNION ALL SELECT client FROM sqlock_entry)");
+SELECT json_group_array(id) AS ids
+  FROM (SELECT id, (row_number() OVER () - 1) / $2 AS batch FROM sqlock_client
+         WHERE beat_at < ", now!(), " - $1
+           AND id NOT IN (SELECT client FROM sqlock_lease UNION ALL SELECT client FROM sqlock_entry))
+ GROUP BY batch");
 
 // A client that has sent a heartbeat meanwhile stays. One that has acquired without a heartbeat
-// registers again. $1 retention, $2 the last name, $3 ids
+// registers again. $1 retention, $2 ids
 #[rustfmt::skip]
 const SWEEP_CLIENTS: &str = concat!("
-BEGIN IMMEDIATE;", sweep_notes!("n.name > $2"), "
-DELETE FROM sqlock_client WHERE beat_at < ", now!(), " - $1 AND id IN (SELECT value FROM json_each($3));
+BEGIN IMMEDIATE;
+DELETE FROM sqlock_client WHERE beat_at < ", now!(), " - $1 AND id IN (SELECT value FROM json_each($2));
 COMMIT");
 
 pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Result<Swept, sqlx::Error> {
@@ -123,9 +130,10 @@ pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Re
     let row = found.first().ok_or(sqlx::Error::RowNotFound)?;
     let (names, last) = (row.number("names")?, row.text("last")?);
     if names == 0 {
-        let stale = rows(conn, sqlx::query(STALE_CLIENTS).bind(retention)).await?;
-        let ids = stale.first().ok_or(sqlx::Error::RowNotFound)?.text("ids")?;
-        transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention).bind(&range.after).bind(ids)).await?;
+        transaction(conn, sqlx::query(SWEEP_LAST_NOTES).bind(&range.after)).await?;
+        for batch in rows(conn, sqlx::query(STALE_CLIENTS).bind(retention).bind(range.limit)).await? {
+            transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention).bind(batch.text("ids")?)).await?;
+        }
         return Ok(Swept { purged: 0, last: None });
     }
     let purged = transaction(conn, sqlx::query(SWEEP).bind(&range.after).bind(&last).bind(retention)).await?;
