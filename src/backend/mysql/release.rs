@@ -1,5 +1,7 @@
 //! Ends holdings: by release, withdrawal or eviction.
 
+use std::time::Duration;
+
 use sqlx::MySqlConnection;
 
 use super::acquire::HolderColumns;
@@ -43,7 +45,29 @@ const RELEASE: Nowait = update_lease!(
                             WHERE f.name = l.name AND f.token = 0 AND ", entry_until!("f"), " > ", now!(), "
                             ORDER BY f.arrived_at, f.id LIMIT 1), 3) END) IN (1, 2)"]);
 
+/// How often a release is sent while the row is locked, and the pause in between. A statement of
+/// another client locks the row until its commit, which takes some milliseconds; a fence locks it
+/// for longer.
+const TRIES: usize = 4;
+const TRY_PAUSE: Duration = Duration::from_millis(2);
+
+/// Ends a holding. Grants the name to the first live entry, or to the given claim if no entry
+/// waits, or frees it.
 pub(super) async fn release(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    release: &Release,
+) -> Result<ReleaseOutcome, sqlx::Error> {
+    for _ in 1..TRIES {
+        match try_release(conn, flavor, release).await? {
+            ReleaseOutcome::Locked => tokio::time::sleep(TRY_PAUSE).await,
+            outcome => return Ok(outcome),
+        }
+    }
+    try_release(conn, flavor, release).await
+}
+
+async fn try_release(
     conn: &mut MySqlConnection,
     flavor: Flavor,
     release: &Release,
