@@ -76,16 +76,18 @@ where
     .await
 }
 
-/// As [`migrate`], in one transaction, which begins with a statement for its own settings.
+/// As [`migrate`], in one transaction, which begins with statements for its own settings.
 #[cfg(feature = "postgres")]
-pub(crate) async fn migrate_in_transaction(pool: &sqlx::PgPool, files: Files, settings: &'static str) -> Result<()> {
+pub(crate) async fn migrate_in_transaction(pool: &sqlx::PgPool, files: Files, settings: &[&'static str]) -> Result<()> {
     let migrator = &migrator(files);
     retry(|| async move {
         if is_current(pool, migrator).await? {
             return Ok(());
         }
         let mut tx = pool.begin().await?;
-        sqlx::query(settings).execute(&mut *tx).await?;
+        for setting in settings {
+            sqlx::query(*setting).execute(&mut *tx).await?;
+        }
         migrator.run_direct(None, &mut *tx, false).await?;
         Ok(tx.commit().await?)
     })
@@ -114,7 +116,7 @@ where
     DB::Connection: Migrate,
 {
     let mut conn = pool.acquire().await?;
-    let Ok(None) = conn.dirty_version(HISTORY).await else {
+    let Ok(unfinished) = conn.dirty_version(HISTORY).await else {
         return Ok(false);
     };
     let applied = conn.list_applied_migrations(HISTORY).await?;
@@ -122,9 +124,11 @@ where
     if let Some(found) = find_incompatible(applied.iter().map(|applied| applied.version), known) {
         return Err(MigrateError::VersionTooNew(found, end_of_generation(known)));
     }
-    Ok(migrator
-        .iter()
-        .all(|wanted| applied.iter().any(|a| a.version == wanted.version && a.checksum == wanted.checksum)))
+    // An unfinished migration of a later program only adds to the tables.
+    let is_finished = unfinished.is_none_or(|version| version > known);
+    let mut wanted = migrator.iter();
+    Ok(is_finished
+        && wanted.all(|wanted| applied.iter().any(|a| a.version == wanted.version && a.checksum == wanted.checksum)))
 }
 
 /// Returns the latest version whose generation is later than the known ones.

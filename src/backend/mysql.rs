@@ -154,11 +154,12 @@ impl Backend for MySqlBackend {
 
 /// Deletes the record of an interrupted migration. DDL commits implicitly, so a killed migration
 /// leaves a record marked as unsuccessful. The migrations of this crate can be repeated, so the
-/// record is deleted when it is older than any running migration.
+/// record is deleted when it is older than any running migration. Those of a later program may run
+/// for longer.
 async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
-    sqlx::query("DELETE FROM _sqlock_migrations WHERE NOT success AND installed_on < NOW() - INTERVAL 3 SECOND")
-        .execute(one)
-        .await?;
+    const CLEAR: &str = "DELETE FROM _sqlock_migrations WHERE NOT success AND version <= ? AND installed_on < NOW() - INTERVAL 3 SECOND";
+    let latest = schema::MYSQL.iter().map(|(version, ..)| *version).max();
+    sqlx::query(CLEAR).bind(latest).execute(one).await?;
     Ok(())
 }
 

@@ -146,7 +146,7 @@ impl Backend for PostgresBackend {
                 .connect_with((*self.options).clone())
                 .await
                 .map_err(schema::connect_error)?;
-            let migrated = schema::migrate_in_transaction(&one, schema::POSTGRES, USE_SCHEMA_OF_TABLES).await;
+            let migrated = schema::migrate_in_transaction(&one, schema::POSTGRES, &MIGRATION_SETTINGS).await;
             one.close().await;
             migrated
         })
@@ -183,6 +183,10 @@ SELECT set_config('search_path', quote_ident(n.nspname), true)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.oid = coalesce(to_regclass('sqlock_lease'), to_regclass('_sqlock_migrations'))
    AND n.nspname IS DISTINCT FROM current_schema()";
+
+// CREATE INDEX IF NOT EXISTS locks its table before it finds the index, and requests would wait
+// behind a migration that waits for an open transaction.
+const MIGRATION_SETTINGS: [&str; 2] = [USE_SCHEMA_OF_TABLES, "SET LOCAL lock_timeout = '1s'"];
 
 const UPTIME: &str = "
 SELECT (extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000000)::bigint";

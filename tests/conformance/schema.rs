@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::witness::Witness;
 use crate::support::server::Server;
-use crate::support::{Database, Fresh, SOON, builder, connect, empty, fresh, soon};
+use crate::support::{Database, Fresh, SOON, builder, connect, empty, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 /// Where a process of [`concurrent_migrations_create_the_tables_once`] finds its database.
@@ -156,6 +156,28 @@ async fn tables_further_down_the_search_path_stay_the_only_ones() {
         assert!(other.lease("a").try_acquire().await.expect("try").is_none(), "{damage}");
         held.release().await.expect("held to the end");
     }
+}
+
+/// PostgreSQL locks a table before it finds that an index exists.
+#[tokio::test]
+async fn repeated_migration_does_not_stop_requests() {
+    if DATABASE != Database::Postgres {
+        return;
+    }
+    let db = fresh().await;
+    let (pool, locks) = (db.pool().await, db.locks().await);
+    // The tables were created by the application's own migrations.
+    run(&pool, "DROP TABLE _sqlock_migrations").await;
+    let mut handler = pool.begin().await.expect("begin");
+    sqlx::query("LOCK TABLE sqlock_idem IN ROW EXCLUSIVE MODE").execute(&mut *handler).await.expect("a lock");
+    let other = db.locks().await;
+    let migration = tokio::spawn(async move { other.migrate().await });
+    let waits = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'sqlock_idem'::regclass)";
+    until("the migration waits", async || sqlx::query_scalar(waits).fetch_one(&pool).await.expect("the locks")).await;
+    let share = soon("the grant", locks.lease("a").shared().acquire()).await.expect("acquire");
+    share.release().await.expect("held to the end");
+    handler.rollback().await.expect("rollback");
+    soon("the migration", migration).await.expect("no panic").expect("migrate");
 }
 
 #[tokio::test]
@@ -420,21 +442,27 @@ async fn record(pool: &Pool<Sql>, version: i64) {
 #[tokio::test]
 async fn later_schema_of_one_generation_is_accepted() {
     let db = empty().await;
-    let locks = db.locks().await;
+    let (pool, locks) = (db.pool().await, db.locks().await);
     locks.migrate().await.expect("migrate");
-    record(&db.pool().await, 999).await;
+    record(&pool, 999).await;
     locks.migrate().await.expect("nothing to do");
     works(&locks).await;
+    // The migration of the later program is still running.
+    run(&pool, "UPDATE _sqlock_migrations SET success = false WHERE version = 999").await;
+    locks.migrate().await.expect("nothing to do");
 }
 
 #[tokio::test]
 async fn schema_of_a_later_generation_is_refused() {
     let db = empty().await;
-    let locks = db.locks().await;
+    let (pool, locks) = (db.pool().await, db.locks().await);
     locks.migrate().await.expect("migrate");
-    record(&db.pool().await, 1000).await;
-    let error = locks.migrate().await.expect_err("a later program has changed the tables");
-    assert!(matches!(error, Error::NewerSchema { found: 1000, supported: 999 }), "{error:?}");
-    assert!(!error.is_retryable());
-    assert!(error.to_string().ends_with("update sqlock in this program"), "{error}");
+    record(&pool, 1000).await;
+    for is_finished in [true, false] {
+        run(&pool, &format!("UPDATE _sqlock_migrations SET success = {is_finished} WHERE version = 1000")).await;
+        let error = locks.migrate().await.expect_err("a later program has changed the tables");
+        assert!(matches!(error, Error::NewerSchema { found: 1000, supported: 999 }), "{error:?}");
+        assert!(!error.is_retryable());
+        assert!(error.to_string().ends_with("update sqlock in this program"), "{error}");
+    }
 }
