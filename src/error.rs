@@ -36,7 +36,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The limit set with [`wait`](crate::LeaseRequest::wait), or that of a row lock or a session
-    /// lock, was reached while the name or the row was held, or others waited for it.
+    /// lock, was reached while the name or the row was held, or others waited for it. A change of
+    /// the holder waits for a transaction that the holder has fenced.
     #[error("timed out after {:?} waiting for {:?}", rounded(*.waited), .name.as_str())]
     Timeout {
         /// The requested name.

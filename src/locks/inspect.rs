@@ -10,7 +10,7 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::inspect::{self, LeaseInfo, WaiterInfo};
 use crate::name::LockName;
-use crate::operation::{ListHolders, ListWaiters, Operation, ReadNote};
+use crate::operation::{ListHolders, ListWaiters, ReadNote};
 use crate::protocol::{AskOutcome, ChangeOutcome, ClientChange, Extension, Request, Response};
 use crate::token::FencingToken;
 
@@ -104,7 +104,8 @@ impl Locks {
     /// once; a lease [without renewal](crate::LeaseRequest::renew), from its next call), and a
     /// transaction that it fences from now on cannot commit. The eviction waits while a fenced
     /// transaction of the holder is open; after some seconds it fails with
-    /// [`Error::Unavailable`](crate::Error::Unavailable) and changes nothing: end that transaction
+    /// [`Error::Timeout`](crate::Error::Timeout) (on SQLite, where the whole file is locked, with
+    /// [`Error::Unavailable`](crate::Error::Unavailable)) and changes nothing: end that transaction
     /// first.
     ///
     /// # Errors
@@ -119,7 +120,8 @@ impl Locks {
     pub async fn evict(&self, name: &str, token: FencingToken) -> Result<bool> {
         let name = LockName::new(name)?;
         let eviction = self.client.coordinator.begin_eviction(name.clone(), token);
-        let (response, may_have_ended) = self.until_unlocked(Request::Evict { name: name.clone(), token }).await?;
+        let (response, may_have_ended) =
+            self.until_unlocked(&name, Request::Evict { name: name.clone(), token }).await?;
         match response {
             Response::Evicted(ChangeOutcome::Done) => {
                 eviction.confirm();
@@ -161,16 +163,16 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect). [`Error::Unavailable`](crate::Error::Unavailable) also when a
-    /// fenced transaction of the holder is still open after ten seconds: end that transaction
-    /// first.
+    /// As [`inspect`](Self::inspect), and [`Error::Timeout`](crate::Error::Timeout) when a fenced
+    /// transaction of the holder is still open after ten seconds (on SQLite
+    /// [`Error::Unavailable`](crate::Error::Unavailable), earlier): end that transaction first.
     ///
     /// # Cancel safety
     ///
     /// After the future was dropped, the holders may be asked. The call can be repeated.
     pub async fn ask_to_release(&self, name: &str) -> Result<usize> {
         let name = LockName::new(name)?;
-        match self.until_unlocked(Request::Ask { name }).await?.0 {
+        match self.until_unlocked(&name, Request::Ask { name: name.clone() }).await?.0 {
             Response::Asked(AskOutcome::Holders(holders)) => Ok(usize::try_from(holders).unwrap_or(usize::MAX)),
             _ => Ok(0),
         }
@@ -178,8 +180,7 @@ impl Locks {
 
     /// Sends a request about the holder of a name until no fenced transaction blocks it. Returns
     /// whether an attempt without an answer may have taken effect, too.
-    async fn until_unlocked(&self, request: Request) -> Result<(Response, bool)> {
-        let attempted = request.attempted();
+    async fn until_unlocked(&self, name: &LockName, request: Request) -> Result<(Response, bool)> {
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(200));
         let start = Instant::now();
         let mut may_linger = false;
@@ -193,8 +194,7 @@ impl Locks {
                 response => return Ok((response, may_linger)),
             }
             if start.elapsed() > FENCED_TIMEOUT {
-                let reason = "a transaction that the holder has fenced is open".into();
-                return Err(Error::Unavailable { attempted, reason, source: None });
+                return Err(Error::Timeout { name: name.clone(), waited: start.elapsed() });
             }
             tokio::time::sleep(backoff.step()).await;
         }
@@ -207,7 +207,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange), and as [`inspect`](Self::inspect).
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange), and as
+    /// [`ask_to_release`](Self::ask_to_release).
     ///
     /// # Cancel safety
     ///
@@ -216,9 +217,9 @@ impl Locks {
         self.client.settings.check_ttl("a TTL", ttl)?;
         let name = LockName::new(name)?;
         let (id, renamed, ttl_stays) = (None, None, None);
-        let extension =
-            Extension { name, id, renamed, token, lasts: ttl, ttl: ttl_stays, client_change: ClientChange::None };
-        let (response, _) = self.until_unlocked(Request::Extend(extension)).await?;
+        let (extended, client_change) = (name.clone(), ClientChange::None);
+        let extension = Extension { name: extended, id, renamed, token, lasts: ttl, ttl: ttl_stays, client_change };
+        let (response, _) = self.until_unlocked(&name, Request::Extend(extension)).await?;
         Ok(matches!(response, Response::Extended(ChangeOutcome::Done)))
     }
 }

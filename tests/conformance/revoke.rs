@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlock::events::Event;
-use sqlock::{Lease, Owner};
+use sqlock::{Error, Lease, Owner};
 use tokio::time::timeout;
 
 use crate::DATABASE;
@@ -194,6 +194,22 @@ async fn successor_of_asked_holder_gets_the_name() {
     assert_eq!(ours.ask_to_release("a").await.expect("ask"), 1);
     is_asked(&next).await;
     next.release().await.expect("release");
+}
+
+#[tokio::test]
+async fn request_behind_a_long_fence_times_out() {
+    if !DATABASE.is_mysql() {
+        return; // PostgreSQL lets the request pass. On SQLite the fence locks the whole file.
+    }
+    let db = fresh().await;
+    let (ours, theirs, pool) = (db.locks().await, db.locks().await, db.pool().await);
+    let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    let mut tx = pool.begin().await.expect("begin");
+    lease.fence(&mut tx).await.expect("fence");
+    let error = soon("the limit", theirs.ask_to_release("a")).await.expect_err("fenced");
+    assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+    tx.rollback().await.expect("rollback");
+    lease.release().await.expect("release");
 }
 
 #[tokio::test]

@@ -176,6 +176,11 @@ impl From<sqlock::Error> for Failure {
                  your migrations"
                     .into()
             }
+            // A change of the holder waits for nothing else.
+            E::Timeout { name, .. } => {
+                let name = stderr::quote(name.as_str());
+                format!("{name}: a transaction that the holder has fenced is open; end it first")
+            }
             E::Migrate(cause) => describe_migration(cause),
             E::Access { cause, source, .. } => describe_access(*cause, source),
             E::Unavailable { reason, .. } => {
