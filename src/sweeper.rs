@@ -68,9 +68,13 @@ impl Sweeper {
         self
     }
 
-    /// Sets for how long a name must have been free. One hour by default, at most 100 years. Keep
-    /// the retention well above any backward step of the database's clock: a token could go back by
-    /// as much as the step exceeds the retention. (Records have their own retention.)
+    /// Sets for how long a name must have been free. One hour by default, at most 100 years.
+    /// (Records have their own retention.)
+    ///
+    /// Keep the retention well above a minute and above any backward step of the database's clock.
+    /// The row of a name has its latest token and its latest loss. If it is purged while a request
+    /// about the name is repeated, the next token may be lower, and a release may report a lease
+    /// that was lost as held to the end.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self

@@ -18,8 +18,8 @@ use crate::stdout;
 /// a sidecar, "sqlock idem purge" purges the records, which are in the file itself.)
 #[derive(Args)]
 pub struct Arguments {
-    /// How long a name must have been free. Keep this well above any backward step of the
-    /// database's clock: fencing tokens could go back by the excess of the step.
+    /// How long a name must have been free. Keep this well above a minute and above any backward
+    /// step of the database's clock: otherwise fencing tokens could go back.
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     retention: Duration,
 }
