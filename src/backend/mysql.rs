@@ -168,22 +168,23 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 //
 // Sets the isolation and every other setting of a server or an account that would change the effect
 // of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
-// Selects whether the server is MariaDB, whether it is read-only (a number or one of several
-// words), and whether it may be a node of a Galera cluster, or has the settings of a replication
-// group. /*M! … */ is for MariaDB only, /*!80000 … */ for MySQL only.
+// Selects the properties of the server as numbers. read_only is a number or one of several words.
+// On a reader of Amazon Aurora it is off, and innodb_read_only is on.
+// https://repost.aws/knowledge-center/aurora-mysql-db-cluser-read-only-error
+// /*M! … */ is for MariaDB only, /*!80000 … */ for MySQL only.
 #[rustfmt::skip]
 const CONFIGURE: &str = "
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
             sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
             sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_auto_is_null = 0;
-SELECT 0 /*M! + 1 */,
-       CAST(@@GLOBAL.read_only NOT IN ('0', 'OFF') AS SIGNED),
+SELECT 0 /*M! + 1 */ AS is_mariadb,
+       CAST(@@GLOBAL.read_only NOT IN ('0', 'OFF') OR @@GLOBAL.innodb_read_only AS SIGNED) AS is_read_only,
        CAST(@@version_comment LIKE '%wsrep%' OR @@version_comment LIKE '%XtraDB Cluster%'
             /*M! OR EXISTS (SELECT 1 FROM information_schema.GLOBAL_VARIABLES
-                             WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED),
+                             WHERE VARIABLE_NAME = 'WSREP_ON' AND VARIABLE_VALUE = 'ON') */ AS SIGNED) AS may_be_galera,
        CAST(0 /*!80000 + EXISTS (SELECT 1 FROM performance_schema.global_variables
-                                  WHERE VARIABLE_NAME = 'group_replication_group_name' AND VARIABLE_VALUE <> '') */ AS SIGNED)";
+                                  WHERE VARIABLE_NAME = 'group_replication_group_name' AND VARIABLE_VALUE <> '') */ AS SIGNED) AS is_in_group";
 
 /// The properties of a server.
 struct ServerInfo {
@@ -196,9 +197,13 @@ struct ServerInfo {
 /// Configures a new session, and reads the properties of its server.
 async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error> {
     let row = sqlx::raw_sql(CONFIGURE).fetch_one(conn).await?;
-    let is = |column: usize| row.try_get::<i64, _>(column).map(|flag| flag != 0);
-    let flavor = if is(0)? { Flavor::MariaDb } else { Flavor::MySql };
-    Ok(ServerInfo { flavor, is_read_only: is(1)?, may_be_galera: is(2)?, is_in_group: is(3)? })
+    let flag = |column: &str| row.try_get::<i64, _>(column).map(|number| number != 0);
+    Ok(ServerInfo {
+        flavor: if flag("is_mariadb")? { Flavor::MariaDb } else { Flavor::MySql },
+        is_read_only: flag("is_read_only")?,
+        may_be_galera: flag("may_be_galera")?,
+        is_in_group: flag("is_in_group")?,
+    })
 }
 
 const IS_READY: &str = "SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'";

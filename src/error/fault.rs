@@ -122,9 +122,9 @@ impl Fault {
             // others may have it or not).
             1053 | 1927 | 3169 | 4031 | 1180 => Self::Severed,
             // The server runs with --read-only (or another option that forbids the statement), the
-            // transaction is read-only, the server is read-only; a Galera node has no cluster ("has
-            // not yet prepared node for application use").
-            1290 | 1792 | 1836 | 1047 => Self::ReadOnly,
+            // transaction is read-only, the server is read-only, InnoDB is read-only; a Galera node
+            // has no cluster ("has not yet prepared node for application use").
+            1290 | 1792 | 1836 | 1874 | 1047 => Self::ReadOnly,
             1040 | 1203 | 1226 => Self::Exhausted,
             // Deadlock (on Galera also another node's commit), record has changed since last read,
             // rolled back during commit (Group Replication, for another member's commit).
@@ -214,4 +214,16 @@ pub(super) fn is_sqlite_busy(error: &sqlx::Error) -> bool {
     return error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some();
     #[cfg(not(feature = "sqlite"))]
     return false;
+}
+
+#[cfg(all(test, feature = "mysql"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_read_only_server_is_read_only() {
+        for number in [1290, 1792, 1836, 1874] {
+            assert_eq!(Fault::of_mysql(number), Fault::ReadOnly, "{number}");
+        }
+    }
 }

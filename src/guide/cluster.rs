@@ -100,10 +100,11 @@
 //!
 //! # MySQL and MariaDB with replicas
 //!
-//! Replicas must be `read_only`: a writable replica looks like a primary. A user with the right to
-//! write nevertheless (`SUPER`, `CONNECTION_ADMIN`, `READ_ONLY ADMIN`) is not refused on a
-//! connection that is open when a server becomes read-only: use a user without that right, or
-//! `super_read_only`. Semi-synchronous replication loses less, and is not checked by this crate.
+//! Replicas must be `read_only`, or `innodb_read_only` as the readers of Amazon Aurora are: a
+//! writable replica looks like a primary. A user with the right to write nevertheless (`SUPER`,
+//! `CONNECTION_ADMIN`, `READ_ONLY ADMIN`) is not refused on a connection that is open when a server
+//! becomes read-only: use a user without that right, or `super_read_only`. Semi-synchronous
+//! replication loses less, and is not checked by this crate.
 //!
 //! # Galera
 //!

@@ -122,7 +122,7 @@ async fn run_checks(
         Err(Error::Database(_)) => Rows::new(),
         Err(error) => return Err(error),
     };
-    report.is_standby = variables.is_on("read_only") || variables.is_on("super_read_only");
+    report.is_standby = read_only_variable(&variables).is_some();
     report.add("role", Ok(check_role(&variables)))?;
     let replicas = count_replicas(conn).await?;
     report.add("replication", Ok(check_replication(&variables, &status, &members, replicas)))?;
@@ -178,15 +178,21 @@ fn check_server(name: &str, version: &str) -> Check {
     }
 }
 
+/// Returns the name of a variable that makes the server read-only, as a replica is. `None`: none
+/// does.
+fn read_only_variable(variables: &Variables) -> Option<&'static str> {
+    ["innodb_read_only", "super_read_only", "read_only"].into_iter().find(|name| variables.is_on(name))
+}
+
 fn check_role(variables: &Variables) -> Check {
     let check = Check::new("role");
-    for name in ["innodb_read_only", "super_read_only", "read_only"] {
-        if variables.is_on(name) {
+    match read_only_variable(variables) {
+        Some(name) => {
             let advice = "Connect to the primary. Leases granted here would not exclude those granted there.";
-            return check.fail(format!("read-only, as a replica is: {name} is {}", variables.text(name)), advice);
+            check.fail(format!("read-only, as a replica is: {name} is {}", variables.text(name)), advice)
         }
+        None => check.ok("may be written to"),
     }
-    check.ok("may be written to")
 }
 
 fn check_durability(variables: &Variables) -> Check {
@@ -272,6 +278,8 @@ mod tests {
     #[test]
     fn role_check_fails_unless_read_only_is_off() {
         assert_eq!(check_role(&values(&[("read_only", "NO_LOCK")])).status, Status::Fail);
+        let aurora_reader = values(&[("read_only", "OFF"), ("innodb_read_only", "ON")]);
+        assert_eq!(check_role(&aurora_reader).status, Status::Fail);
         assert_eq!(check_role(&values(&[("read_only", "OFF"), ("super_read_only", "OFF")])).status, Status::Ok);
     }
 }
