@@ -38,8 +38,9 @@
 //!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind
 //!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
 //! - **Triggers on the tables of sqlock** can keep rows unwritten; `sqlock doctor` finds them. On
-//!   MySQL and MariaDB, any trigger on `sqlock_lease` hides the token of a grant, so that the
-//!   request fails.
+//!   MySQL and MariaDB, a trigger on inserts or updates of `sqlock_lease` or `sqlock_entry` hides
+//!   the token of a grant, so that the request fails. One on `sqlock_client` hides from a client
+//!   that another client or an operator has taken a lease away.
 //! - **The unique index of a table is checked once a minute.** A client with one schema for each
 //!   tenant must name the schema in [`row_of`](crate::Locks::row_of): `tenant.accounts`. The result
 //!   for a name without a schema is used for all schemas.

@@ -33,9 +33,14 @@ SELECT TABLE_NAME, NON_UNIQUE = 0,
  WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({names})
  GROUP BY TABLE_NAME, INDEX_NAME, 2";
 
-// Visible with the right TRIGGER only.
+// Visible with the right TRIGGER only. A statement that fires a trigger does not return the value
+// of LAST_INSERT_ID(expression), from which sqlock reads the results of writes to the named tables.
 pub(super) const HOOKS: &str = "
-SELECT EVENT_OBJECT_TABLE, ACTION_TIMING, TRIGGER_NAME FROM information_schema.TRIGGERS
+SELECT EVENT_OBJECT_TABLE,
+       IF(ACTION_TIMING = 'AFTER' AND EVENT_MANIPULATION <> 'DELETE'
+          AND EVENT_OBJECT_TABLE IN ('sqlock_client', 'sqlock_lease', 'sqlock_entry'), 'hiding', ACTION_TIMING),
+       TRIGGER_NAME
+  FROM information_schema.TRIGGERS
  WHERE EVENT_OBJECT_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE IN ({names})
  ORDER BY 1, 3";
 
@@ -104,7 +109,7 @@ pub async fn read_catalog(
     Ok(Catalog { tables, history, has_view, place })
 }
 
-/// Queries triggers: table, time, name.
+/// Queries triggers: table, time or "hiding", name.
 pub async fn query_hooks(conn: &mut MySqlConnection, expected: &[Table]) -> Result<Rows, Error> {
     query::<MySql>(conn, with_table_names(sql::HOOKS, expected)).await
 }
