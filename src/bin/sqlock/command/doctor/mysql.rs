@@ -16,9 +16,9 @@ use super::probe::{
     POOLER_ROUNDS, Rows, SERVER_ADVICE, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief,
     measure_round_trips, query, run_with_timeout,
 };
-use super::report::{Check, REACHABLE, Report};
+use super::report::{Check, REACHABLE, Report, Status};
 use super::table;
-use super::transport::{Transport, check_tls};
+use super::transport::{TlsMode, Transport, check_tls};
 use crate::url::Kind;
 use catalog::{check_rights, check_table_kinds, query_hooks, query_tables, read_catalog};
 use replication::{check_cluster, check_replication, count_replicas};
@@ -130,8 +130,10 @@ async fn run_checks(
     report.cluster = if variables.is_galera() { galera } else { group }.to_owned();
     report.add("cluster", Ok(check_cluster(&variables, &status, &members)))?;
     report.add("durability", Ok(check_durability(&variables)))?;
-    report.add("tls", check_transport(conn, options).await)?;
-    report.add("pooler", check_pooler(conn, options, &comment).await)?;
+    let pooler = check_pooler(conn, options, &comment).await;
+    let is_direct = pooler.as_ref().is_ok_and(|check| check.status == Status::Ok);
+    report.add("tls", check_transport(conn, options, is_direct).await)?;
+    report.add("pooler", pooler)?;
     let clock = check_sysdate(conn, clock).await?;
 
     let expected = table::expected_tables(Kind::Mysql);
@@ -248,13 +250,23 @@ async fn check_pooler(
     })
 }
 
-async fn check_transport(conn: &mut MySqlConnection, options: &MySqlConnectOptions) -> Result<Check, Error> {
+async fn check_transport(
+    conn: &mut MySqlConnection,
+    options: &MySqlConnectOptions,
+    is_direct: bool,
+) -> Result<Check, Error> {
     let protocol = query::<MySql>(conn, sql::TLS).await?;
     Ok(check_tls(&Transport {
         host: options.get_host(),
         has_socket: options.get_socket().is_some(),
+        mode: match options.get_ssl_mode() {
+            MySqlSslMode::Disabled => TlsMode::Never,
+            MySqlSslMode::Preferred => TlsMode::Optional,
+            MySqlSslMode::Required | MySqlSslMode::VerifyCa => TlsMode::Required,
+            MySqlSslMode::VerifyIdentity => TlsMode::Verified,
+        },
         protocol: protocol.first().and_then(|row| row.get(1)).map_or("", String::as_str),
-        is_verified: matches!(options.get_ssl_mode(), MySqlSslMode::VerifyIdentity),
+        is_direct,
     }))
 }
 
@@ -269,7 +281,6 @@ async fn check_sysdate(conn: &mut MySqlConnection, clock: Check) -> Result<Check
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::doctor::report::Status;
 
     fn values(pairs: &[(&str, &str)]) -> Variables {
         Variables(pairs.iter().map(|(name, value)| vec![(*name).to_owned(), (*value).to_owned()]).collect())

@@ -17,9 +17,9 @@ use super::probe::{
     SERVER_ADVICE, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query,
     run_with_timeout,
 };
-use super::report::{Check, REACHABLE, Report};
+use super::report::{Check, REACHABLE, Report, Status};
 use super::table::{self, parse_bool};
-use super::transport::{Transport, check_tls};
+use super::transport::{TlsMode, Transport, check_tls};
 use crate::url::Kind;
 use catalog::{
     check_rights, check_schemas, check_table_kinds, query_hooks, query_namesakes, query_tables, read_catalog,
@@ -101,8 +101,10 @@ async fn run_checks(
     report.add("role", Ok(check_role(report.is_standby, read_only)))?;
     report.add("replication", check_replication(conn, &settings, report.is_standby).await)?;
     report.add("durability", Ok(check_durability(&settings)))?;
-    report.add("tls", check_transport(conn, options).await)?;
-    report.add("pooler", check_pooler(conn, options, report.is_standby).await)?;
+    let pooler = check_pooler(conn, options, report.is_standby).await;
+    let is_direct = pooler.as_ref().is_ok_and(|check| check.status == Status::Ok);
+    report.add("tls", check_transport(conn, options, is_direct).await)?;
+    report.add("pooler", pooler)?;
     let expected = table::expected_tables(Kind::Postgres);
     let table_rows = query_tables(conn, &expected).await?;
     let missing = expected.iter().any(|table| !table_rows.iter().any(|row| row[0] == table.name));
@@ -144,13 +146,19 @@ async fn run_checks(
     report.add("settings", Ok(check_settings(&settings)))
 }
 
-async fn check_transport(conn: &mut PgConnection, options: &PgConnectOptions) -> Result<Check, Error> {
+async fn check_transport(conn: &mut PgConnection, options: &PgConnectOptions, is_direct: bool) -> Result<Check, Error> {
     let protocol = query::<Postgres>(conn, sql::TLS).await?;
     Ok(check_tls(&Transport {
         host: options.get_host(),
         has_socket: options.get_socket().is_some(),
+        mode: match options.get_ssl_mode() {
+            PgSslMode::Disable => TlsMode::Never,
+            PgSslMode::Allow | PgSslMode::Prefer => TlsMode::Optional,
+            PgSslMode::Require | PgSslMode::VerifyCa => TlsMode::Required,
+            PgSslMode::VerifyFull => TlsMode::Verified,
+        },
         protocol: first_cell(&protocol),
-        is_verified: matches!(options.get_ssl_mode(), PgSslMode::VerifyFull),
+        is_direct,
     }))
 }
 
