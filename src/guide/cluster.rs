@@ -86,7 +86,8 @@
 //! A standby is synchronous if `synchronous_standby_names` names it. With [`synchronous`], a server
 //! without a connected synchronous standby is refused, also after its promotion: configure a
 //! standby for it as well. Without it, any primary is used. `synchronous_commit = remote_apply` is
-//! kept; weaker settings are raised to `on`.
+//! kept; weaker settings are raised to `on`. A consumer of logical replication is no standby: name
+//! the standbys instead of `*`, so that it does not confirm commits in their place.
 //!
 //! Every request checks whether the server still waits for a standby, which costs a round trip.
 //! Some cluster managers remove a lost standby from the configuration and go on without it: then

@@ -133,9 +133,11 @@ pub(super) async fn started_at(connection: &mut PgConnection) -> Result<i64, sql
         .await
 }
 
+// The consumer of a logical slot cannot be promoted, so it is no standby.
 const STANDBYS: &str = "
-SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
-  FROM pg_stat_replication";
+SELECT count(*) FILTER (WHERE r.sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE r.sync_state IS NULL)
+  FROM pg_stat_replication AS r
+ WHERE NOT EXISTS (SELECT 1 FROM pg_replication_slots AS s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')";
 
 /// Returns why no standby confirms commits. `None`: a standby confirms them.
 async fn missing_standby(connection: &mut PgConnection, configured: &str) -> Result<Option<&'static str>, sqlx::Error> {

@@ -11,10 +11,15 @@ use crate::command::doctor::report::Check;
 mod sql {
 // A user without the right to read all statistics sees that there is a standby, but not its state.
 // https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-REPLICATION-VIEW
+// The consumer of a logical slot gets the state "logical": it cannot be promoted.
+// https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 pub(super) const STANDBYS: &str = "
-SELECT coalesce(nullif(application_name, ''), 'a standby'), coalesce(state, ''), coalesce(sync_state, '')
-  FROM pg_stat_replication
- WHERE state IS NULL OR state <> 'backup'
+SELECT coalesce(nullif(r.application_name, ''), 'a standby'),
+       CASE WHEN EXISTS (SELECT 1 FROM pg_replication_slots AS s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')
+            THEN 'logical' ELSE coalesce(r.state, '') END,
+       coalesce(r.sync_state, '')
+  FROM pg_stat_replication AS r
+ WHERE r.state IS NULL OR r.state <> 'backup'
  ORDER BY 1";
 }
 
@@ -35,7 +40,7 @@ pub async fn check_replication(conn: &mut PgConnection, settings: &Settings, is_
 /// Checks what a failover from this server loses. `standbys`: name, state, sync_state.
 fn check_standbys(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> Check {
     let named = |standbys: &[&Vec<String>]| standbys.iter().map(|row| row[0].clone()).collect::<Vec<_>>().join(", ");
-    let all: Vec<&Vec<String>> = standbys.iter().collect();
+    let (logical, all): (Vec<&Vec<String>>, Vec<&Vec<String>>) = standbys.iter().partition(|row| row[1] == "logical");
     if wanted.is_empty() {
         if all.is_empty() {
             return check.ok("none");
@@ -54,6 +59,16 @@ fn check_standbys(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> 
         let found =
             format!("synchronous_standby_names is {wanted}; this user may not see which of {} standbys are", all.len());
         return check.unknown(found, "GRANT pg_read_all_stats to this user to check it.");
+    }
+    let may_confirm_alone = |row: &&Vec<String>| match &*row[2] {
+        "quorum" => true,
+        "sync" => synchronous.is_empty(),
+        _ => false,
+    };
+    if logical.iter().any(may_confirm_alone) {
+        let found = format!("consumers of logical replication may confirm commits alone: {}", named(&logical));
+        let advice = "Name the standbys in synchronous_standby_names: a failover loses the grants that no standby has confirmed.";
+        return check.warn(found, advice);
     }
     // sqlock raises "off" to "on" for each grant.
     if synchronous.is_empty() && commit != "local" {
@@ -89,6 +104,15 @@ mod tests {
         assert_eq!(check(&[["b", "streaming", "async"]], "", "on"), (Status::Warn, "asynchronous: b".into()));
         assert_eq!(check(&[["a standby", "", ""]], "", "on"), (Status::Warn, "asynchronous; standbys: 1".into()));
         assert_eq!(check(&[sync], "b", "local").0, Status::Warn);
+        // A failover promotes no consumer of logical replication.
+        assert_eq!(check(&[["sub", "logical", "async"]], "", "on"), (Status::Ok, "none".into()));
+        assert_eq!(check(&[["sub", "logical", ""]], "", "on"), (Status::Ok, "none".into()));
+        let subscriber = ["sub", "logical", "sync"];
+        assert_eq!(check(&[subscriber, ["b", "streaming", "potential"]], "*", "on").0, Status::Warn);
+        assert_eq!(check(&[subscriber, sync], "FIRST 2 (*)", "on"), (Status::Ok, "synchronous: b".into()));
+        let quorum = [["sub", "logical", "quorum"], ["b", "streaming", "quorum"]];
+        assert_eq!(check(&quorum, "ANY 1 (*)", "on").0, Status::Warn);
+        assert_eq!(check(&quorum[1..], "ANY 1 (*)", "on"), (Status::Ok, "synchronous: b".into()));
         // Every grant waits.
         assert_eq!(check(&[], "b", "on").0, Status::Fail);
         assert_eq!(check(&[], "b", "off").0, Status::Fail);
