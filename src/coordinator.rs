@@ -367,8 +367,12 @@ impl Coordinator {
                 takeover.into_iter().for_each(|event| coordinator.publish(event));
             }
             let (is_answered, now) = (result.is_ok(), coordinator.now());
-            if is_heartbeat && is_answered {
-                measure::heartbeat(now.since(sent_at));
+            if is_heartbeat {
+                match &result {
+                    Ok(_) => measure::heartbeat(now.since(sent_at)),
+                    Err(Error::Closed) => {}
+                    Err(_) => measure::heartbeat_failed(),
+                }
             }
             let note = |state: &mut State, outbox: &mut Outbox| {
                 if is_heartbeat {

@@ -37,6 +37,7 @@ pub(crate) fn describe() {
         metrics::describe_counter!("sqlock_taken_over_total", "Leases taken over from dead holders.");
         metrics::describe_histogram!("sqlock_heartbeat_seconds", metrics::Unit::Seconds, "Round trips of heartbeats.");
         metrics::describe_counter!("sqlock_heartbeat_late_total", "Heartbeats without an answer for a second.");
+        metrics::describe_counter!("sqlock_heartbeat_failed_total", "Heartbeats that failed.");
         metrics::describe_counter!("sqlock_statements_total", "Requests to the database, by what they do.");
         metrics::describe_histogram!("sqlock_batch_size", "Operations in one request to the database.");
         metrics::describe_counter!("sqlock_idempotency_total", "Requests with an idempotency key, by outcome.");
@@ -46,6 +47,7 @@ pub(crate) fn describe() {
             "Age of the oldest request with a key that has not ended or whose outcome is unknown, as of the last sweep."
         );
         metrics::counter!("sqlock_heartbeat_late_total").increment(0);
+        metrics::counter!("sqlock_heartbeat_failed_total").increment(0);
         metrics::counter!("sqlock_idempotency_total", "outcome" => "unknown").increment(0);
     }
 }
@@ -143,6 +145,10 @@ pub(crate) fn heartbeat(round_trip: Duration) {
 
 pub(crate) fn heartbeat_late() {
     record! { metrics::counter!("sqlock_heartbeat_late_total").increment(1); }
+}
+
+pub(crate) fn heartbeat_failed() {
+    record! { metrics::counter!("sqlock_heartbeat_failed_total").increment(1); }
 }
 
 /// Counts a statement, and the operations in it.

@@ -117,6 +117,7 @@ async fn counts_for_alerts_begin_at_zero() {
         "sqlock_taken_over_total{}",
         "sqlock_acquire_total{kind=exclusive,outcome=unavailable}",
         "sqlock_heartbeat_late_total{}",
+        "sqlock_heartbeat_failed_total{}",
         "sqlock_idempotency_total{outcome=unknown}",
     ] {
         assert!(keys.iter().any(|known| known == key) && figures.value(key) == 0.0, "{key}: {keys:?}");
@@ -136,6 +137,21 @@ async fn takeovers_from_dead_holders_are_counted() {
     let next = there.lease("a").acquire().await.expect("acquire");
     assert!(next.token() > lease.token());
     assert_eq!(figures.value("sqlock_taken_over_total{}"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn heartbeats_refused_at_once_are_counted() {
+    let figures = Figures::default();
+    let _guard = metrics::set_default_local_recorder(&figures);
+    let memory = Memory::new();
+    let locks = memory.locks();
+    let lease = locks.lease("a").ttl(Duration::from_secs(60)).acquire().await.expect("acquire");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    memory.fail(2);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(figures.value("sqlock_heartbeat_failed_total{}"), 2.0);
+    assert_eq!(figures.value("sqlock_heartbeat_late_total{}"), 0.0);
+    lease.release().await.expect("held to the end");
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,10 +35,10 @@
 //! # Events and health
 //!
 //! [`Locks::events`] informs the application as events happen, and [`Locks::health`] answers a
-//! probe without a statement. [`is_ok`] is false while heartbeats are late: use it for an alert and
-//! a readiness probe. A client that holds nothing sends no heartbeat, and its `is_ok` is true even
-//! if its last attempt to connect has failed: `unavailable` tells that. A liveness probe that
-//! restarts every process while the database is away makes the outage worse.
+//! probe without a statement. [`is_ok`] is false while heartbeats are late or fail: use it for an
+//! alert and a readiness probe. A client that holds nothing sends no heartbeat, and its `is_ok` is
+//! true even if its last attempt to connect has failed: `unavailable` tells that. A liveness probe
+//! that restarts every process while the database is away makes the outage worse.
 //!
 //! ```
 //! # #[cfg(feature = "testing")]
@@ -102,6 +102,7 @@
 //! | `sqlock_taken_over_total` * | counter of leases whose holder was dead | |
 //! | `sqlock_heartbeat_seconds` | histogram of round trips | |
 //! | `sqlock_heartbeat_late_total` | counter | |
+//! | `sqlock_heartbeat_failed_total` | counter, also of heartbeats that the database refused at once, which are not late | |
 //! | `sqlock_statements_total` | counter of requests to the database | `verb`: what they do |
 //! | `sqlock_batch_size` | histogram of operations in one request | |
 //! | `sqlock_idempotency_total` | counter of requests with a key | `outcome`: `new`, `replay`, `in_progress`, `mismatch`, `expired`, `unknown` |

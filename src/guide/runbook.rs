@@ -9,7 +9,7 @@
 //!
 //! | | sign | go to |
 //! |---|---|---|
-//! | 1 | `health().is_ok()` is false, `sqlock_heartbeat_late_total` rises | [late heartbeats](#late-heartbeats) |
+//! | 1 | `health().is_ok()` is false, `sqlock_heartbeat_late_total` or `sqlock_heartbeat_failed_total` rises | [late heartbeats](#late-heartbeats) |
 //! | 2 | `lost a lease` with `it expired before it was renewed` | [expired leases](#expired-leases) |
 //! | 3 | `lost a lease` with `it was taken over or evicted` | [leases taken away](#leases-taken-away) |
 //! | 4 | a name is held, and nobody seems to work | [a holder that hangs](#a-holder-that-hangs) |
@@ -25,8 +25,10 @@
 //!
 //! # Late heartbeats
 //!
-//! A heartbeat had no answer for a second. Every lease of that client is lost when its TTL has
-//! passed without one. The database is overloaded or away, or the process gets no processor time.
+//! A heartbeat had no answer for a second, or failed. Every lease of that client is lost when its
+//! TTL has passed without an answer. The database is overloaded or away, or the process gets no
+//! processor time. Or the database refuses heartbeats at once, for instance because a right or the
+//! table `sqlock_client` is missing: the line `a heartbeat failed` has the reason.
 //!
 //! ```sh
 //! sqlock doctor                 # is the database reachable, and how long does it take to answer?
