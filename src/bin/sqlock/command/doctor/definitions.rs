@@ -189,14 +189,15 @@ pub fn report_denied(mut check: Check, table: &str, denied: &[&str]) -> Check {
 /// Returns whether a column of one type can replace another: the same type, or the same for longer
 /// values.
 fn is_compatible(actual: &str, wanted: &str) -> bool {
-    let parts = |kind: &str| -> (String, Option<u32>) {
-        let (base, length) = kind.split_once('(').unwrap_or((kind, ""));
+    let parts = |kind: &str| -> (String, String, Option<u32>) {
+        let (base, rest) = kind.split_once('(').unwrap_or((kind, ""));
+        let (length, attributes) = rest.split_once(')').unwrap_or_default();
         // PostgreSQL has two names for text. The number behind bigint is a display width.
         let base = if base == "character varying" && length.is_empty() { "text" } else { base.trim() };
-        (base.into(), length.trim_end_matches(')').parse().ok().filter(|_| base != "bigint"))
+        (base.into(), attributes.trim().into(), length.parse().ok().filter(|_| base != "bigint"))
     };
     let (actual, wanted) = (parts(actual), parts(wanted));
-    actual.0 == wanted.0 && actual.1.unwrap_or(u32::MAX) >= wanted.1.unwrap_or(0)
+    (actual.0, actual.1) == (wanted.0, wanted.1) && actual.2.unwrap_or(u32::MAX) >= wanted.2.unwrap_or(0)
 }
 
 /// Checks the collation of a column.
@@ -261,7 +262,7 @@ mod tests {
         assert!(is_compatible("character varying", "text"));
         assert!(!is_compatible("varchar(16)", "varchar(32)") && !is_compatible("character varying(20)", "text"));
         assert!(!is_compatible("varchar(255)", "varbinary(255)") && !is_compatible("integer", "bigint"));
-        assert!(!is_compatible("bigint(20) unsigned", "varchar(20)"));
+        assert!(!is_compatible("bigint(20) unsigned", "bigint") && !is_compatible("bigint unsigned", "bigint"));
     }
 
     #[test]
