@@ -209,7 +209,8 @@ fn check_durability(variables: &Variables) -> Check {
         check = check.warn(format!("innodb_flush_log_at_trx_commit is {flush}"), advice);
     }
     if matches!(variables.text("innodb_doublewrite"), "OFF" | "0") {
-        let advice = "Set innodb_doublewrite to ON: a crash of the host can tear pages.";
+        let advice = "Set innodb_doublewrite to ON, unless the storage writes whole pages atomically: a crash of the host can tear \
+                      pages.";
         check = check.warn("innodb_doublewrite is off", advice);
     }
     if variables.is_on("log_bin") && variables.text("sync_binlog") != "1" {
