@@ -90,9 +90,9 @@ impl Client {
             sessions.await;
         };
         let is_drained = tokio::time::timeout(within, drained).await.is_ok();
-        self.shutdown().await?;
+        let outcome = self.shutdown().await;
         tracing::info!(is_drained, "drained");
-        Ok(is_drained)
+        outcome.map(|()| is_drained)
     }
 
     /// Completes when the client takes no more requests.

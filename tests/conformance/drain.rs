@@ -127,6 +127,7 @@ async fn drain_waits_for_session_locks() {
 #[tokio::test]
 async fn drain_beside_an_open_fence_ends_with_an_error() {
     let db = fresh().await;
+    let (log, _guard) = Log::capture();
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let pool = db.pool_of(1).await;
@@ -134,6 +135,8 @@ async fn drain_beside_an_open_fence_ends_with_an_error() {
     lease.fence(&mut fenced).await.expect("fence");
     let drained = soon("the drain", locks.drain(Duration::from_millis(50))).await;
     assert!(matches!(&drained, Err(Error::Unavailable { attempted: "release", .. })), "{drained:?}");
+    let informed = log.messages(Level::INFO);
+    assert!(informed.iter().any(|message| message == "drained"), "{informed:?}");
     assert!(!lease.is_held());
     fenced.rollback().await.expect("rollback");
 }
