@@ -46,10 +46,10 @@ pub(super) const VARIABLES: &str = "
 SHOW GLOBAL VARIABLES WHERE Variable_name IN
     ('read_only', 'super_read_only', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit',
      'innodb_doublewrite', 'innodb_lock_wait_timeout', 'innodb_rollback_on_timeout', 'innodb_snapshot_isolation',
-     'innodb_autoinc_lock_mode', 'innodb_read_only', 'wait_timeout', 'max_statement_time',
+     'innodb_read_only', 'wait_timeout', 'max_statement_time',
      'rpl_semi_sync_master_wait_point', 'rpl_semi_sync_source_wait_point',
      'rpl_semi_sync_master_timeout', 'rpl_semi_sync_source_timeout',
-     'group_replication_group_name', 'group_replication_single_primary_mode', 'group_replication_consistency',
+     'group_replication_group_name', 'group_replication_single_primary_mode',
      'wsrep_on', 'wsrep_provider', 'server_uuid')";
 
 // https://galeracluster.com/library/documentation/galera-status-variables.html
