@@ -149,7 +149,7 @@ impl Coordinator {
         self.start();
         let (name, mode) = (&wish.name, wish.mode.as_str());
         let span = tracing::info_span!("acquire", name = name.as_str(), mode, waited = Empty, outcome = Empty);
-        self.meter.requested(name, mode);
+        self.meter.count_request(name, mode);
         let (reply, answer) = oneshot::channel();
         let mut refused = None;
         let begin = |state: &mut State, _: &mut Outbox| {
@@ -374,7 +374,7 @@ impl Coordinator {
                     Err(_) => measure::heartbeat_failed(),
                 }
             }
-            let note = |state: &mut State, outbox: &mut Outbox| {
+            let record_answer = |state: &mut State, outbox: &mut Outbox| {
                 if is_heartbeat {
                     coordinator.record_heartbeat(state, outbox, sent_at, result.as_ref().map(|_| ()));
                 }
@@ -384,7 +384,7 @@ impl Coordinator {
                 let result = result.map_err(|error| SharedError(Arc::new(error)));
                 Input::Answer { request, answer: Answer { sent_at, may_linger, is_repeated, result } }
             };
-            coordinator.feed_with(note, |_| ());
+            coordinator.feed_with(record_answer, |_| ());
         };
         match (is_heartbeat, is_urgent) {
             (true, _) => self.executor.submit_heartbeat(body, answer_within, reply),

@@ -71,7 +71,7 @@ impl Meter {
         Self { label: Some(Arc::new(label)) }
     }
 
-    pub(crate) fn requested(&self, name: &LockName, kind: &'static str) {
+    pub(crate) fn count_request(&self, name: &LockName, kind: &'static str) {
         record! {
             metrics::gauge!("sqlock_waiting", self.labels(name, [])).increment(1);
             self.takeovers(name).increment(0);
@@ -79,7 +79,7 @@ impl Meter {
         }
     }
 
-    pub(crate) fn acquired(&self, name: &LockName, kind: &'static str, waited: Duration) {
+    pub(crate) fn count_grant(&self, name: &LockName, kind: &'static str, waited: Duration) {
         record! {
             metrics::gauge!("sqlock_waiting", self.labels(name, [])).decrement(1);
             metrics::gauge!("sqlock_held", self.labels(name, [])).increment(1);
@@ -97,7 +97,7 @@ impl Meter {
     }
 
     /// Counts a lease that ended or was exported.
-    pub(crate) fn ended(&self, name: &LockName, held: Duration) {
+    pub(crate) fn count_end(&self, name: &LockName, held: Duration) {
         record! {
             metrics::gauge!("sqlock_held", self.labels(name, [])).decrement(1);
             metrics::histogram!("sqlock_hold_seconds", self.labels(name, [])).record(held);

@@ -169,7 +169,7 @@ where
     loop {
         match open().await {
             Ok(opened) => return Ok(opened),
-            Err(error) if Fault::from_error(&error) == Fault::Again && Instant::now() < until => pause().await,
+            Err(error) if Fault::from_error(&error) == Fault::RolledBack && Instant::now() < until => pause().await,
             Err(error) => return Err(connect_error(error)),
         }
     }
@@ -184,7 +184,7 @@ async fn pause() {
 fn retry_limit(error: &MigrateError) -> Duration {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
-            if matches!(Fault::from_error(e), Fault::Race | Fault::Again | Fault::Blocked | Fault::NoTable) =>
+            if matches!(Fault::from_error(e), Fault::Race | Fault::RolledBack | Fault::Blocked | Fault::NoTable) =>
         {
             MIGRATION_TIMEOUT
         }

@@ -37,11 +37,11 @@ impl Report {
 
     fn measure(&self, meter: &Meter) {
         match &self.event {
-            Event::Acquired { name, waited, .. } => meter.acquired(name, self.kind, *waited),
+            Event::Acquired { name, waited, .. } => meter.count_grant(name, self.kind, *waited),
             Event::Refused { name, reason, .. } => meter.refused(name, self.kind, *reason),
-            Event::Released { name, held, .. } | Event::Exported { name, held, .. } => meter.ended(name, *held),
+            Event::Released { name, held, .. } | Event::Exported { name, held, .. } => meter.count_end(name, *held),
             Event::Lost { name, held, cause, .. } => {
-                meter.ended(name, *held);
+                meter.count_end(name, *held);
                 meter.lost(name, *cause);
             }
             Event::TakenOver { name } => meter.taken_over(name),

@@ -165,7 +165,7 @@ impl State {
         let Event::Lost { name, token, cause: LossCause::Superseded, .. } = event else {
             return false;
         };
-        self.evictions.iter().any(|(evicted, of)| (evicted, of) == (name, token))
+        self.evictions.iter().any(|(evicted, evicted_token)| (evicted, evicted_token) == (name, token))
     }
 }
 

@@ -42,7 +42,7 @@ impl Error {
             Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
             Self::Row { cause, .. } => *cause == RowError::StaleSnapshot,
             Self::Conflict { .. } => true,
-            Self::Database { source, .. } => Fault::from_error(source) == Fault::Again,
+            Self::Database { source, .. } => Fault::from_error(source) == Fault::RolledBack,
             _ => false,
         }
     }

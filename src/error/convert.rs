@@ -15,12 +15,12 @@ impl Error {
             Fault::Severed | Fault::Exhausted => {
                 Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
             }
-            Fault::Again if is_sqlite_busy(&source) => Self::Unavailable {
+            Fault::RolledBack if is_sqlite_busy(&source) => Self::Unavailable {
                 attempted,
                 reason: "another connection is writing to the SQLite file".into(),
                 source: Some(source),
             },
-            Fault::Again | Fault::Blocked | Fault::Race | Fault::ReadOnly | Fault::Final => {
+            Fault::RolledBack | Fault::Blocked | Fault::Race | Fault::ReadOnly | Fault::Final => {
                 Self::Database { attempted, source }
             }
         }

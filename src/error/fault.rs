@@ -13,7 +13,7 @@ pub(crate) enum Fault {
     Exhausted,
     /// The statement was rolled back because of concurrent transactions. It may be sent again in a
     /// new transaction.
-    Again,
+    RolledBack,
     /// The wait for another transaction's lock timed out. The statement may be sent again.
     Blocked,
     /// Another process created the same table, or recorded the same migration, first.
@@ -99,7 +99,7 @@ impl Fault {
             c if c.starts_with("08") => Self::Severed,
             "53300" => Self::Exhausted,
             // serialization_failure, deadlock_detected.
-            "40001" | "40P01" => Self::Again,
+            "40001" | "40P01" => Self::RolledBack,
             // lock_not_available.
             "55P03" => Self::Blocked,
             // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently
@@ -128,7 +128,7 @@ impl Fault {
             1040 | 1203 | 1226 => Self::Exhausted,
             // Deadlock (on Galera also another node's commit), record has changed since last read,
             // rolled back during commit (Group Replication, for another member's commit).
-            1213 | 1020 | 3101 => Self::Again,
+            1213 | 1020 | 3101 => Self::RolledBack,
             // Lock wait timeout (on MariaDB also NOWAIT), NOWAIT.
             1205 | 3572 => Self::Blocked,
             // Table exists, duplicate entry.
@@ -143,7 +143,7 @@ impl Fault {
     fn of_sqlite(code: &str, message: &str) -> Self {
         match code.parse::<u32>().unwrap_or_default() {
             // The low byte is the primary code: BUSY and LOCKED with all their kinds.
-            c if matches!(c & 0xff, 5 | 6) => Self::Again,
+            c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
             // CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE.
             1555 | 2067 => Self::Race,
             1 if message.starts_with("no such table") => Self::NoTable,

@@ -260,7 +260,7 @@ impl Worker {
         attempts.is_repeated |= had_connection;
         self.drop_broken(&failure);
         let tolerance = match fault {
-            Fault::Again | Fault::Blocked => CONFLICT_TOLERANCE,
+            Fault::RolledBack | Fault::Blocked => CONFLICT_TOLERANCE,
             Fault::Severed | Fault::Exhausted => OUTAGE_TOLERANCE,
             _ => Duration::ZERO,
         };

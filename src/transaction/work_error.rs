@@ -124,7 +124,7 @@ pub(super) fn is_conflict_of_server(error: &(dyn StdError + 'static)) -> bool {
     with_sources(error).any(|error| {
         error.downcast_ref() == Some(&RowError::StaleSnapshot)
             || error.downcast_ref() == Some(&FenceError::StaleSnapshot)
-            || Fault::of_any(error) == Some(Fault::Again)
+            || Fault::of_any(error) == Some(Fault::RolledBack)
     })
 }
 

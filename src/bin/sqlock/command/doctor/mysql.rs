@@ -13,7 +13,7 @@ use super::clocks::{check_future, longest_ttl};
 use super::definitions::{self, MissingTables};
 use super::hooks::check_hooks;
 use super::probe::{
-    POOLER_ROUNDS, Rows, SERVER_ADVICE, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief,
+    CLOSE_TIMEOUT, POOLER_ROUNDS, Rows, SERVER_ADVICE, check_version, connect, first_cell, format_brief,
     measure_round_trips, query, run_with_timeout,
 };
 use super::report::{Check, REACHABLE, Report, Status};
@@ -92,7 +92,7 @@ pub async fn examine(options: &MySqlConnectOptions, missing_tables: MissingTable
         }
     };
     run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, missing_tables, report).await).await;
-    let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
+    let _ = timeout(CLOSE_TIMEOUT, conn.close()).await;
     report
 }
 
@@ -244,7 +244,7 @@ async fn check_pooler(
         let own_id = own_id?;
         is_direct = is_direct && first_cell(&own_id) == first_cell(&id) && first_cell(&other_id) != first_cell(&id);
     }
-    let _ = timeout(SHORT_TIMEOUT, other.close()).await;
+    let _ = timeout(CLOSE_TIMEOUT, other.close()).await;
     Ok(match is_direct {
         true => check.ok("none"),
         false => check.warn("a transaction pooler: each transaction runs in any free session of the server", advice),

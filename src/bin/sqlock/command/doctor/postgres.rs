@@ -14,7 +14,7 @@ use super::clocks::{check_future, longest_ttl};
 use super::definitions::{self, MissingTables};
 use super::hooks::check_hooks;
 use super::probe::{
-    SERVER_ADVICE, SHORT_TIMEOUT, check_version, connect, first_cell, format_brief, measure_round_trips, query,
+    CLOSE_TIMEOUT, SERVER_ADVICE, check_version, connect, first_cell, format_brief, measure_round_trips, query,
     run_with_timeout,
 };
 use super::report::{Check, REACHABLE, Report, Status};
@@ -79,7 +79,7 @@ pub async fn examine(options: &PgConnectOptions, missing_tables: MissingTables) 
         }
     };
     run_with_timeout(&mut report, async |report| run_checks(&mut conn, &options, missing_tables, report).await).await;
-    let _ = timeout(SHORT_TIMEOUT, conn.close()).await;
+    let _ = timeout(CLOSE_TIMEOUT, conn.close()).await;
     report
 }
 

@@ -10,9 +10,9 @@ use super::report::{ANSWERS, Check, REACHABLE, Report};
 /// How long a database may take to accept a connection. All checks may take three times as long.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a server may take to close a connection, or to answer through a pooler.
+/// How long a server may take to close a connection.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A shorter time limit of a server can end a statement of sqlock, or a fenced transaction: a busy
 /// server takes some tenths of a second to answer.

@@ -6,7 +6,7 @@ use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Error, PgConnection, Postgres};
 use tokio::time::timeout;
 
-use crate::command::doctor::probe::{POOLER_ROUNDS, SHORT_TIMEOUT, TIMEOUT, first_cell, query};
+use crate::command::doctor::probe::{CLOSE_TIMEOUT, POOLER_ROUNDS, TIMEOUT, first_cell, query};
 use crate::command::doctor::report::Check;
 
 /// The statements, formatted for readability.
@@ -17,6 +17,10 @@ SELECT pg_backend_pid(), coalesce((SELECT extract(epoch FROM clock_timestamp() -
                                      FROM pg_stat_activity WHERE pid = pg_backend_pid()), 0)";
 pub(super) const PID: &str = "SELECT pg_backend_pid()";
 }
+
+/// How long a pooler may take to answer while another connection is in a transaction. A pooler that
+/// has no other session does not answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Checks whether this connection has a session of its own, and receives notifications.
 pub async fn check_pooler(
@@ -61,14 +65,14 @@ async fn has_own_session(conn: &mut PgConnection, options: &PgConnectOptions, pi
     let mut is_direct = true;
     for _ in 0..POOLER_ROUNDS {
         let other_pid = query::<Postgres>(&mut other, "BEGIN; SELECT pg_backend_pid()").await?;
-        let own_pid = timeout(SHORT_TIMEOUT, query::<Postgres>(&mut *conn, sql::PID)).await;
+        let own_pid = timeout(ANSWER_TIMEOUT, query::<Postgres>(&mut *conn, sql::PID)).await;
         query::<Postgres>(&mut other, "ROLLBACK").await?;
         is_direct = first_cell(&other_pid) != pid && matches!(&own_pid, Ok(Ok(rows)) if first_cell(rows) == pid);
         if !is_direct {
             break;
         }
     }
-    let _ = timeout(SHORT_TIMEOUT, other.close()).await;
+    let _ = timeout(CLOSE_TIMEOUT, other.close()).await;
     Ok(is_direct)
 }
 
