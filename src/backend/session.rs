@@ -24,7 +24,8 @@ pub(crate) trait SessionLocks: Send {
     /// Releases a lock. Returns whether it was held.
     fn unlock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool>;
 
-    /// Checks that the session still exists. Returns an error if it does not.
+    /// Checks that the session still exists, and that its locks exclude the clients of the primary.
+    /// Returns an error otherwise.
     fn ping(&mut self) -> StoreFuture<'_, ()>;
 
     /// Releases all locks and ends the session.
@@ -59,8 +60,9 @@ pub(crate) fn session_key(scope: &str, name: &LockName) -> [u8; 32] {
     digest(b"sqlock/session/1", [scope.as_bytes(), name.as_str().as_bytes()])
 }
 
-/// Makes the error of a statement that a pooler passed to another session.
+/// Makes the error of a statement that a pooler passed to another session, or whose server has
+/// become a replica.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) fn another_session() -> sqlx::Error {
-    sqlx::Error::Protocol("the statement was answered by another session".into())
+    sqlx::Error::Protocol("the statement was answered by another session, or by a read-only server".into())
 }

@@ -55,8 +55,8 @@ impl SessionLock {
     /// Returns whether the lock is certainly still held. Reads a clock and does no I/O.
     ///
     /// The result turns false before the server could give the name to another client because this
-    /// one was silent; after the server ends the connection of its own accord, within about a
-    /// second.
+    /// one was silent; after the server ends the connection of its own accord, or becomes read-only
+    /// (MySQL and MariaDB), within about a second.
     pub fn is_held(&self) -> bool {
         self.grant.liveness.loss().is_none()
     }
@@ -64,10 +64,10 @@ impl SessionLock {
     /// Waits until the lock is lost, and returns the cause. Pending for ever while the lock is
     /// held.
     ///
-    /// The future completes about a second after the server has ended the connection, and 15
-    /// seconds after the last sign of life from a server that fell silent. On SQLite: about a
-    /// second after the file was deleted (all session locks of this client are lost with it), and
-    /// by [`Locks::shutdown`](crate::Locks::shutdown).
+    /// The future completes about a second after the server has ended the connection or become
+    /// read-only, and 15 seconds after the last sign of life from a server that fell silent. On
+    /// SQLite: about a second after the file was deleted (all session locks of this client are lost
+    /// with it), and by [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///

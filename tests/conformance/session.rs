@@ -543,6 +543,34 @@ async fn release_on_ended_connection_reports_the_loss() {
     comes_free(&locks, "a").await;
 }
 
+/// A switchover makes the old primary read-only, and closes no connection. PostgreSQL restarts a
+/// server that becomes a standby.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_only_server_loses_its_session_locks() {
+    if !DATABASE.is_mysql() {
+        return comes_free(&empty().await.locks().await, "a").await;
+    }
+    let server = Server::start(DATABASE.server().expect("it has servers"));
+    let pool = connect(&server.url(), 1).await;
+    let locks = builder(connect(&server.url(), 1).await).build();
+    let set = async |read_only: u8| {
+        let sql = AssertSqlSafe(format!("SET GLOBAL read_only = {read_only}"));
+        sqlx::raw_sql(sql).execute(&pool).await.expect("root may set it");
+    };
+    let lock = hold(&locks, "a").await;
+    set(1).await;
+    assert_eq!(soon("the loss", lock.lost()).await, LossCause::Disconnected);
+    assert_unsupported(locks.session("a").try_acquire().await, "the primary");
+    set(0).await;
+    let lock = hold(&locks, "a").await;
+    set(1).await;
+    // The release may come before any check of the lock.
+    let error = lock.release().await.expect_err("lost");
+    assert!(matches!(error, Error::SessionLost { .. }), "{error}");
+    set(0).await;
+    comes_free(&locks, "a").await;
+}
+
 #[tokio::test]
 async fn unconfirmed_unlock_closes_the_connection() {
     let mut db = empty().await;

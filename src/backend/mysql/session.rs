@@ -30,10 +30,19 @@ pub(super) const GALERA: &str = "
 SHOW GLOBAL VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'
                          OR Variable_name = 'wsrep_provider' AND Value NOT IN ('', 'none')";
 
-// Bind order: the session, lock. Does not wait. NULL: another session answered, or an error
-// occurred in this one.
-pub(super) const TRY_LOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(GET_LOCK(?, 0) AS SIGNED), NULL)";
-pub(super) const UNLOCK: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(COALESCE(RELEASE_LOCK(?), 0) AS SIGNED), NULL)";
+// Selects a value. Binds the session first. NULL: another session answered, or the server is
+// read-only. A primary that becomes a replica keeps its sessions with their locks, while clients of
+// the new primary are granted the same names.
+macro_rules! select_on_primary {
+    ($value:literal) => {
+        concat!("SELECT IF(CONNECTION_ID() = ?, IF(@@GLOBAL.read_only IN ('0', 'OFF'), ", $value, ", NULL), NULL)")
+    };
+}
+
+// Bind order: the session, lock. Does not wait. NULL also when an error occurred in the session.
+pub(super) const TRY_LOCK: &str = select_on_primary!("CAST(GET_LOCK(?, 0) AS SIGNED)");
+pub(super) const UNLOCK: &str = select_on_primary!("CAST(COALESCE(RELEASE_LOCK(?), 0) AS SIGNED)");
+pub(super) const PING: &str = select_on_primary!("CAST(1 AS SIGNED)");
 // Bind order: lock. NULL: it is free.
 pub(super) const HOLDER: &str = "SELECT CAST(IS_USED_LOCK(?) AS SIGNED)";
 
@@ -44,7 +53,6 @@ SELECT CAST(user AS CHAR), CAST(host AS CHAR) FROM information_schema.processlis
 pub(super) const SCOPE: &str = "SELECT COALESCE(DATABASE(), '')";
 
 pub(super) const UNLOCK_ALL: &str = "SELECT IF(CONNECTION_ID() = ?, CAST(RELEASE_ALL_LOCKS() AS SIGNED), NULL)";
-pub(super) const ID: &str = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
 }
 
 /// Opens a connection to a server whose locks exclude all clients.
@@ -156,8 +164,8 @@ impl SessionLocks for MySqlSessionLocks {
 
     fn ping(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let id: i64 = sqlx::query_scalar(sql::ID).fetch_one(&mut self.conn).await?;
-            if id == self.id { Ok(()) } else { Err(another_session()) }
+            let answer: Option<i64> = sqlx::query_scalar(sql::PING).bind(self.id).fetch_one(&mut self.conn).await?;
+            answer.map(drop).ok_or_else(another_session)
         })
     }
 
