@@ -15,6 +15,8 @@ use crate::name::LockName;
 use crate::token::FencingToken;
 
 pub use access::AccessError;
+#[cfg(feature = "sqlite")]
+pub(crate) use access::file_error;
 #[cfg(feature = "mysql")]
 pub(crate) use access::unusable;
 pub use cause::{FenceError, LossCause, Overtaken, RowError};

@@ -33,7 +33,10 @@ impl AccessError {
         match error {
             sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => Some(Self::Setup),
             sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
-            sqlx::Error::Io(error) => is_certificate_error(error).then_some(Self::Tls),
+            sqlx::Error::Io(error) if is_certificate_error(error) => Some(Self::Tls),
+            sqlx::Error::Io(error) if error.get_ref().is_some_and(|cause| cause.is::<Forbidden>()) => {
+                Some(Self::NoRight)
+            }
             sqlx::Error::Tls(error) => is_tls_refusal(error.as_ref()).then_some(Self::Tls),
             _ => None,
         }
@@ -125,6 +128,25 @@ pub(super) struct Unusable(String);
 #[cfg(feature = "mysql")]
 pub(crate) fn unusable(reason: String) -> sqlx::Error {
     sqlx::Error::Configuration(Box::new(Unusable(reason)))
+}
+
+/// The system does not let this user open or create a file.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Forbidden(std::io::Error);
+
+/// Makes the error of an operation on a file. (The driver's errors of sockets differ: a firewall
+/// may refuse a connection for a while.)
+#[cfg(feature = "sqlite")]
+pub(crate) fn file_error(error: std::io::Error) -> sqlx::Error {
+    use std::io::ErrorKind;
+
+    sqlx::Error::Io(match error.kind() {
+        kind @ (ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+            std::io::Error::new(kind, Forbidden(error))
+        }
+        _ => error,
+    })
 }
 
 #[cfg(all(test, feature = "postgres"))]

@@ -30,7 +30,7 @@ impl Fault {
     pub(crate) fn from_error(error: &sqlx::Error) -> Self {
         match error {
             sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
-            error if AccessError::from_error(error) == Some(AccessError::Tls) => Self::Final,
+            error if AccessError::from_error(error).is_some() => Self::Final,
             sqlx::Error::Io(error) => Copied::find(error).map_or(Self::Severed, |copied| copied.fault),
             sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
                 Self::Severed

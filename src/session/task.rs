@@ -250,8 +250,10 @@ impl SessionTask {
             return Some(Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step());
         }
         if !may_pass {
-            // Without this, each waiter would meet the same error, one after the other.
-            let names = self.names.values_mut().filter(|_| error.concerns_all());
+            // Without this, each waiter would meet the same error, one after the other. A refusal
+            // on an open connection concerns this name only.
+            let concerns_all = self.connection.is_none() && error.concerns_all();
+            let names = self.names.values_mut().filter(|_| concerns_all);
             for waiter in names.flat_map(|state| state.waiters.drain(..)) {
                 let _ = waiter.reply.send(Err(error.repeated()));
             }

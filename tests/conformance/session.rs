@@ -4,6 +4,9 @@
 //! that could be cut, the locks are on files, and the tests assert that only the end of the process
 //! ends them.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -598,6 +601,27 @@ async fn unconfirmed_unlock_closes_the_connection() {
 fn place(db: &Fresh) -> String {
     let (path, _) = db.url.trim_start_matches("sqlite://").split_once('?').expect("a path");
     format!("{path}-sqlock-session")
+}
+
+/// On SQLite, every user who may write the database may lock the files.
+#[tokio::test]
+async fn lock_files_have_the_mode_of_the_database() {
+    let db = empty().await;
+    let locks = db.locks().await;
+    if DATABASE != Database::Sqlite {
+        return comes_free(&locks, "a").await;
+    }
+    let directory = place(&db);
+    let database = directory.trim_end_matches("-sqlock-session");
+    std::fs::write(database, "").expect("an empty file is a database");
+    std::fs::set_permissions(database, Permissions::from_mode(0o660)).expect("it is ours");
+    let lock = hold(&locks, "a").await;
+    let mode = |path: &Path| std::fs::metadata(path).expect("it exists").permissions().mode() & 0o777;
+    assert_eq!(mode(Path::new(&directory)), 0o770);
+    let files = std::fs::read_dir(&directory).expect("it exists");
+    let modes: Vec<u32> = files.map(|file| mode(&file.expect("it can be read").path())).collect();
+    assert_eq!(modes, [0o660]);
+    lock.release().await.expect("ours to the end");
 }
 
 /// On SQLite, an unlock cannot fail. From outside, each locked name is visible as a file.

@@ -2,7 +2,8 @@
 //!
 //! Each name has a file. The last holder deletes it on release. Every holder opens the file
 //! separately, so that clients of one process exclude each other as well. (SQLite's own locks are
-//! on the whole database.)
+//! on the whole database.) Every user who may write the database may lock the files, as with the
+//! other files of SQLite.
 
 #[cfg(target_os = "linux")]
 mod proc_locks;
@@ -19,15 +20,19 @@ use sqlx::{ConnectOptions, Connection};
 
 use crate::backend::session::{SessionHolder, SessionLocks, session_key};
 use crate::backend::{StoreFuture, hex};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, file_error};
 use crate::name::LockName;
+
+/// How long another process may take to create a file and to set its mode.
+const MAX_CREATION_TIME: Duration = Duration::from_secs(1);
 
 /// Finds the directory for the files, and creates it when it is missing.
 pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn SessionLocks>> {
-    let directory = directory(options).await?;
-    let create = directory.clone();
-    blocking(move || std::fs::create_dir_all(create)).await.map_err(not_found)?;
-    Ok(Box::new(SqliteSessionLocks { directory, held: HashMap::new() }))
+    let database = find_database(options).await?;
+    let locks = SqliteSessionLocks { directory: directory(&database), database, held: HashMap::new() };
+    let (directory, database) = (locks.directory.clone(), locks.database.clone());
+    blocking(move || create_directory(&directory, &database)).await.map_err(not_found)?;
+    Ok(Box::new(locks))
 }
 
 fn not_found(error: sqlx::Error) -> Error {
@@ -37,7 +42,7 @@ fn not_found(error: sqlx::Error) -> Error {
 /// Reads which processes have locked the file of a name.
 #[cfg(target_os = "linux")]
 pub(super) async fn holders(options: &SqliteConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>> {
-    let path = directory(options).await?.join(file_name(name));
+    let path = directory(&find_database(options).await?).join(file_name(name));
     let read = blocking(move || proc_locks::holders(&path));
     read.await.map_err(|error| Error::from_sqlx("list the holders of a session lock", error))
 }
@@ -51,8 +56,8 @@ pub(super) async fn holders(_: &SqliteConnectOptions, _: &LockName) -> Result<Ve
     })
 }
 
-/// Finds the directory for the files. The directory need not exist.
-async fn directory(options: &SqliteConnectOptions) -> Result<PathBuf> {
+/// Finds the file of the database.
+async fn find_database(options: &SqliteConnectOptions) -> Result<PathBuf> {
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
     let mut conn = options.connect().await.map_err(not_found)?;
     let file = super::file_of(&mut conn).await.map_err(not_found)?;
@@ -63,15 +68,18 @@ async fn directory(options: &SqliteConnectOptions) -> Result<PathBuf> {
             reason: "a database in memory is private to this process; use a lock of the language, such as tokio's Mutex",
         });
     }
-    let directory = blocking(move || {
-        let mut directory = Path::new(&file).canonicalize()?.into_os_string();
-        directory.push("-sqlock-session");
-        Ok(PathBuf::from(directory))
-    });
-    directory.await.map_err(not_found)
+    blocking(move || Path::new(&file).canonicalize()).await.map_err(not_found)
+}
+
+/// Returns the directory for the files of a database.
+fn directory(database: &Path) -> PathBuf {
+    let mut directory = database.as_os_str().to_owned();
+    directory.push("-sqlock-session");
+    directory.into()
 }
 
 struct SqliteSessionLocks {
+    database: PathBuf,
     directory: PathBuf,
     held: HashMap<LockName, Arc<File>>,
 }
@@ -92,9 +100,9 @@ impl SessionLocks for SqliteSessionLocks {
     }
 
     fn try_lock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
-        let path = self.path(name);
+        let (path, database) = (self.path(name), self.database.clone());
         Box::pin(async move {
-            let file = blocking(move || lock(&path, shared)).await?;
+            let file = blocking(move || lock(&path, &database, shared)).await?;
             let taken = file.is_some();
             self.held.extend(file.map(|file| (name.clone(), Arc::new(file))));
             Ok(taken)
@@ -145,15 +153,19 @@ impl SessionLocks for SqliteSessionLocks {
 }
 
 /// Opens the file and locks it if it is free.
-fn lock(path: &Path, shared: bool) -> io::Result<Option<File>> {
+fn lock(path: &Path, database: &Path, shared: bool) -> io::Result<Option<File>> {
     loop {
-        let open = || OpenOptions::new().create(true).truncate(false).write(true).open(path);
-        let file = match (open(), path.parent()) {
-            (Err(error), Some(directory)) if error.kind() == io::ErrorKind::NotFound => {
-                std::fs::create_dir_all(directory)?;
-                open()?
+        let file = match create(path, database) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                match OpenOptions::new().write(true).open(path) {
+                    // Its last holder has deleted it.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    // Its creator has not yet set the mode, and is about to lock it.
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_new(path) => return Ok(None),
+                    file => file?,
+                }
             }
-            (file, _) => file?,
+            file => file?,
         };
         match if shared { file.try_lock_shared() } else { file.try_lock() } {
             Ok(()) => {}
@@ -166,6 +178,65 @@ fn lock(path: &Path, shared: bool) -> io::Result<Option<File>> {
             return Ok(Some(file));
         }
     }
+}
+
+/// Creates the file of a name, and the directory if it is missing.
+fn create(path: &Path, database: &Path) -> io::Result<File> {
+    let open = || OpenOptions::new().write(true).create_new(true).open(path);
+    let file = match (open(), path.parent()) {
+        (Err(error), Some(directory)) if error.kind() == io::ErrorKind::NotFound => {
+            create_directory(directory, database)?;
+            open()?
+        }
+        (file, _) => file?,
+    };
+    copy_access(database, path, &file);
+    Ok(file)
+}
+
+/// Creates the directory if it is missing.
+fn create_directory(directory: &Path, database: &Path) -> io::Result<()> {
+    match std::fs::create_dir(directory) {
+        Ok(()) => {
+            if let Ok(created) = File::open(directory) {
+                copy_access(database, directory, &created);
+            }
+            Ok(())
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a new file or directory the owner and the mode of the database. An error does not matter
+/// here: a user without the right to open the file receives another one.
+#[cfg(unix)]
+fn copy_access(database: &Path, path: &Path, created: &File) {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+
+    let (Ok(model), Ok(own), Ok(current)) = (database.metadata(), created.metadata(), path.symlink_metadata()) else {
+        return;
+    };
+    // Another user may have put a link in the place of the directory before it was opened.
+    if (own.dev(), own.ino()) != (current.dev(), current.ino()) {
+        return;
+    }
+    // Only root may change the owner; a member of the group may set the group.
+    let _ = fchown(created, None, Some(model.gid()));
+    let _ = fchown(created, Some(model.uid()), None);
+    // The owner can always lock. A user who may read a file may also enter its directory.
+    let mode = (model.mode() & 0o666) | 0o600;
+    let mode = if own.is_dir() { mode | ((mode & 0o444) >> 2) } else { mode };
+    let _ = created.set_permissions(PermissionsExt::from_mode(mode));
+}
+
+#[cfg(not(unix))]
+fn copy_access(_database: &Path, _path: &Path, _created: &File) {}
+
+/// Returns whether a file was created a moment ago.
+fn is_new(path: &Path) -> bool {
+    let modified = std::fs::metadata(path).and_then(|file| file.modified());
+    modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < MAX_CREATION_TIME))
 }
 
 /// Releases the lock. Deletes the file if no other client has locked it.
@@ -196,7 +267,25 @@ fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
 /// Runs file operations outside the runtime's threads. None of these calls waits for a lock.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, sqlx::Error> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(sqlx::Error::Io),
+        Ok(done) => done.map_err(file_error),
         Err(ended) => Err(sqlx::Error::Io(ended.into())),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::error::AccessError;
+
+    #[tokio::test]
+    async fn forbidden_file_is_an_access_error() {
+        for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
+            let refused = blocking(move || Err::<(), _>(kind.into())).await.expect_err("refused");
+            let error = Error::from_sqlx("acquire a session lock", refused);
+            assert!(matches!(error, Error::Access { cause: AccessError::NoRight, .. }), "{error}");
+        }
+        let full = blocking(|| Err::<(), _>(io::ErrorKind::StorageFull.into())).await.expect_err("refused");
+        assert!(Error::from_sqlx("acquire a session lock", full).is_retryable());
     }
 }
