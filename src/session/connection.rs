@@ -9,6 +9,7 @@ use super::liveness::Liveness;
 use crate::backend::{SessionLocks, StoreFuture};
 use crate::clock::Moment;
 use crate::error::{Fault, LossCause, no_answer_within};
+use crate::name::LockName;
 use crate::panics;
 use crate::protocol::timing::ANSWER_WITHIN;
 
@@ -76,6 +77,21 @@ impl SessionConnection {
         if self.locked == 0 { self.idle_since + LINGER } else { self.confirmed_at + KEEP_ALIVE }
     }
 
+    /// Takes a lock on a name that this client does not hold, if it is free. Returns whether it
+    /// was. Unlocks the name after a refusal: the server may have cancelled the statement after it
+    /// granted the lock, which survives a rollback.
+    pub(super) async fn try_lock(&mut self, name: &LockName, shared: bool) -> Result<bool, StatementError> {
+        let answer = self.send(|locks| locks.try_lock(name, shared)).await;
+        if matches!(answer, Err(StatementError::Refused(_))) {
+            match self.send(|locks| locks.unlock(name, shared)).await {
+                Ok(_) => {}
+                Err(StatementError::Refused(error)) => return Err(StatementError::Lost(error.to_string())),
+                Err(lost) => return Err(lost),
+            }
+        }
+        answer
+    }
+
     /// Sends a statement. Any answer proves that the session is alive.
     pub(super) async fn send<'a, T>(
         &'a mut self,
@@ -127,11 +143,11 @@ impl Drop for DisconnectGuard {
 #[cfg(test)]
 mod tests {
     use std::error::Error as StdError;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use sqlx::error::{DatabaseError, ErrorKind};
 
     use super::*;
-    use crate::name::LockName;
 
     #[derive(Debug, thiserror::Error)]
     #[error("out of shared memory")]
@@ -159,20 +175,36 @@ mod tests {
         }
     }
 
-    /// A server whose lock table is full.
-    struct FullServer;
+    /// A server that grants every lock and then refuses the statement.
+    #[derive(Default)]
+    struct RefusingServer {
+        locked: Arc<AtomicUsize>,
+        refuses_unlock: bool,
+    }
 
-    impl SessionLocks for FullServer {
+    fn refuse<T>() -> Result<T, sqlx::Error> {
+        Err(sqlx::Error::Database(Box::new(Refusal)))
+    }
+
+    impl SessionLocks for RefusingServer {
         fn session_timeout(&self) -> Option<Duration> {
             Some(Duration::from_secs(15))
         }
 
         fn try_lock<'a>(&'a mut self, _: &'a LockName, _: bool) -> StoreFuture<'a, bool> {
-            Box::pin(async { Err(sqlx::Error::Database(Box::new(Refusal))) })
+            Box::pin(async {
+                self.locked.fetch_add(1, Ordering::Relaxed);
+                refuse()
+            })
         }
 
         fn unlock<'a>(&'a mut self, _: &'a LockName, _: bool) -> StoreFuture<'a, bool> {
-            Box::pin(async { Ok(true) })
+            Box::pin(async {
+                if self.refuses_unlock {
+                    return refuse();
+                }
+                Ok(self.locked.fetch_sub(1, Ordering::Relaxed) > 0)
+            })
         }
 
         fn ping(&mut self) -> StoreFuture<'_, ()> {
@@ -188,12 +220,32 @@ mod tests {
     #[tokio::test]
     async fn refusal_proves_that_the_session_is_alive() -> Result<(), Box<dyn StdError>> {
         let earlier = Moment::from_nanos(Moment::now().nanos() - 10_000_000_000);
-        let mut connection = SessionConnection::new(Box::new(FullServer), earlier);
+        let mut connection = SessionConnection::new(Box::new(RefusingServer::default()), earlier);
         assert!(connection.liveness().remaining() < Duration::from_secs(6));
         let name = LockName::new("a")?;
         let refused = connection.send(|locks| locks.try_lock(&name, false)).await;
         assert!(matches!(refused, Err(StatementError::Refused(_))));
         assert!(connection.liveness().remaining() > Duration::from_secs(10));
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn refused_lock_is_unlocked() -> Result<(), Box<dyn StdError>> {
+        let server = RefusingServer::default();
+        let locked = Arc::clone(&server.locked);
+        let mut connection = SessionConnection::new(Box::new(server), Moment::now());
+        let refused = connection.try_lock(&LockName::new("a")?, false).await;
+        assert!(matches!(refused, Err(StatementError::Refused(_))));
+        assert_eq!(locked.load(Ordering::Relaxed), 0);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn refused_unlock_loses_the_connection() -> Result<(), Box<dyn StdError>> {
+        let server = RefusingServer { refuses_unlock: true, ..RefusingServer::default() };
+        let mut connection = SessionConnection::new(Box::new(server), Moment::now());
+        let lost = connection.try_lock(&LockName::new("a")?, false).await;
+        assert!(matches!(lost, Err(StatementError::Lost(_))));
         Ok(())
     }
 }

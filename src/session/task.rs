@@ -276,7 +276,7 @@ impl SessionTask {
         let mut is_reused = self.connection.is_some();
         loop {
             let connection = self.connect().await?;
-            match connection.send(|locks| locks.try_lock(name, shared)).await {
+            match connection.try_lock(name, shared).await {
                 Ok(is_granted) => return Ok(is_granted),
                 Err(StatementError::Refused(error)) => return Err(Error::from_sqlx("acquire a session lock", error)),
                 // The loss of an old connection says nothing about a new one.
