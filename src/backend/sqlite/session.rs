@@ -115,11 +115,7 @@ impl SessionLocks for SqliteSessionLocks {
             let Some(file) = self.held.remove(name) else {
                 return Ok(false);
             };
-            blocking(move || {
-                unlock(&path, &file);
-                Ok(true)
-            })
-            .await
+            blocking(move || unlock(&path, &file)).await
         })
     }
 
@@ -144,7 +140,8 @@ impl SessionLocks for SqliteSessionLocks {
             let held = std::mem::take(&mut self.held);
             let held: Vec<_> = held.into_iter().map(|(name, file)| (self.path(&name), file)).collect();
             blocking(move || {
-                held.iter().for_each(|(path, file)| unlock(path, file));
+                // The lock ends with its file, which is closed.
+                held.iter().for_each(|(path, file)| drop(unlock(path, file)));
                 Ok(())
             })
             .await
@@ -239,12 +236,16 @@ fn is_new(path: &Path) -> bool {
     modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < MAX_CREATION_TIME))
 }
 
-/// Releases the lock. Deletes the file if no other client has locked it.
-fn unlock(path: &Path, file: &File) {
-    if cfg!(unix) && file.try_lock().is_ok() && is_at(file, path).unwrap_or(false) {
+/// Deletes the file if no other client has locked it. Returns whether it was there: a deleted file
+/// excludes no other client. The lock ends when the file is closed.
+fn unlock(path: &Path, file: &File) -> io::Result<bool> {
+    let was_there = is_at(file, path)?;
+    // Another client may delete the file while the lock becomes exclusive.
+    if cfg!(unix) && file.try_lock().is_ok() && is_at(file, path)? {
         // After a failure an empty file stays, which is harmless.
         let _ = std::fs::remove_file(path);
     }
+    Ok(was_there)
 }
 
 #[cfg(unix)]
