@@ -104,6 +104,14 @@ pub(crate) fn margin(ttl: Duration) -> Duration {
 /// The part of the margin for the scheduler.
 pub(crate) const MARGIN: Duration = Duration::from_millis(10);
 
+/// Returns for how long a client that has lost a lease by its expiry does not end the lease in the
+/// store. The holder has the margin to stop its work before another client is granted the name.
+/// After twice the margin, the expiry in the store has passed, unless the client has sent a
+/// heartbeat.
+pub(crate) fn pause_after_expiry(ttl: Duration) -> Duration {
+    2 * margin(ttl)
+}
+
 /// Returns how long a holder may rely on a lease, from the moment before its request was sent.
 pub(crate) fn reliance(ttl: Duration) -> Duration {
     ttl.saturating_sub(margin(ttl))

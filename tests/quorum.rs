@@ -278,6 +278,31 @@ async fn holder_knows_majority_loss_before_next_grant() {
     theirs.release().await.expect("it was theirs to the end");
 }
 
+/// A rival needs the vote that the holder still has. The time after the deadline is at least two
+/// percent of the TTL, also when the machine is busy.
+#[tokio::test]
+async fn expired_majority_keeps_its_votes_for_a_pause() {
+    let trio = Trio::shared().await;
+    let [never, silent, kept] = &trio.nodes[..] else { panic!("there are three") };
+    never.proxy.refuse();
+    let ttl = Duration::from_secs(10);
+    let lease = patient(&trio.quorum(), "a").ttl(ttl).acquire().await.expect("two are enough");
+    silent.proxy.blackhole(Direction::Both);
+    let now = Instant::now();
+    let deadline = now + lease.remaining();
+    let rival = Quorum::new([never.direct(), kept.direct()]);
+    let request = patient(&rival, "a").ttl(Duration::from_secs(2));
+    let (theirs, cause) = tokio::join!(request.acquire(), async {
+        let cause = soon("the loss", lease.lost()).await;
+        drop(lease);
+        cause
+    });
+    let theirs = theirs.expect("the vote is discarded");
+    assert!(Instant::now() >= deadline + ttl / 50, "granted too early");
+    assert_eq!(cause, LossCause::Expired);
+    drop(theirs);
+}
+
 #[tokio::test]
 async fn eviction_from_a_majority_is_a_loss() {
     let trio = Trio::shared().await;

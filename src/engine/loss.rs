@@ -6,7 +6,7 @@ use super::Engine;
 use super::action::{Action, Verdict};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
-use crate::clock::{Moment, margin};
+use crate::clock::{Moment, pause_after_expiry};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -77,10 +77,7 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
-        // A holder that notices the end of a lease has the margin to stop its work before another
-        // client is granted the name. After twice the margin, the expiry in the store has passed,
-        // unless this client has sent a heartbeat.
-        let pause = if cause == LossCause::Expired { 2 * margin(holding.ttl) } else { Duration::ZERO };
+        let pause = if cause == LossCause::Expired { pause_after_expiry(holding.ttl) } else { Duration::ZERO };
         state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
         for lease in holding.leaving {
             self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });

@@ -174,7 +174,7 @@ impl QuorumLease {
 
 impl Drop for QuorumLease {
     fn drop(&mut self) {
-        // Dropping the leases releases them.
+        // Dropping the leases of a held majority releases them.
         drop(self.majority.take_leases());
     }
 }

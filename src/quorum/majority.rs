@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::nodes::Nodes;
 use super::round::{Round, Vote};
-use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
+use crate::clock::{CLOCK_CHECK_INTERVAL, Moment, pause_after_expiry};
 use crate::engine::HoldTime;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
@@ -171,7 +171,8 @@ impl Majority {
         Ok(extensions)
     }
 
-    /// Ends the majority as released, and returns its leases.
+    /// Ends the majority as released, and returns its leases. The leases of a lost majority remain,
+    /// and end with [`end_votes`](Self::end_votes).
     pub(super) fn take_leases(&self) -> Result<Vec<Lease>> {
         let mut votes = self.update();
         match votes.status {
@@ -184,14 +185,23 @@ impl Majority {
                 drop(ended);
                 Ok(held)
             }
-            Status::Lost(cause) => {
-                let leases = votes.take();
-                drop(votes);
-                leases.into_iter().for_each(|lease| end_vote(lease, cause));
-                Err(self.loss_error(cause))
-            }
+            Status::Lost(cause) => Err(self.loss_error(cause)),
             Status::Released => Ok(Vec::new()),
         }
+    }
+
+    /// Ends the remaining leases of a lost majority. After an expiry the holder has the same time
+    /// to stop its work as after the expiry of a single lease: until then another owner cannot use
+    /// these databases for a majority.
+    async fn end_votes(&self, ttl: Duration) {
+        let Status::Lost(cause) = self.update().status else {
+            return;
+        };
+        if cause == LossCause::Expired {
+            sleep(pause_after_expiry(ttl)).await;
+        }
+        let leases = self.update().take();
+        leases.into_iter().for_each(|lease| end_vote(lease, cause));
     }
 
     /// Adds the lease on another database. The lease cannot revive a lost majority, because another
@@ -321,6 +331,8 @@ pub(super) async fn maintain(majority: Arc<Majority>, mut round: Round) {
             majority.add_vote((node, lease));
         }
     }
-    // Releases the remaining leases.
-    drop(majority.take_leases());
+    let ttl = round.options.lease.without_limits().ttl;
+    // Releases late votes.
+    drop(round);
+    majority.end_votes(ttl).await;
 }
