@@ -126,7 +126,9 @@ impl Quorum {
     /// Ends the lease with this token on all reachable databases, in any process. Returns `false`
     /// when no lease on a majority has the token. See [`Locks::evict`].
     ///
-    /// On a database that joined the lease later, the lease has another token, and ends as well.
+    /// On a database that joined the lease later, the lease has another token, and ends as well,
+    /// unless it was released before and
+    /// [`hold_at_least`](crate::quorum::QuorumRequest::hold_at_least) keeps the name taken.
     ///
     /// # Errors
     ///

@@ -90,6 +90,23 @@ async fn hold_limits_apply_to_a_majority() {
     end(bare(&three.arguments(&["-n", "job", "--", "true"]))).await.expect(75);
 }
 
+/// The third database may vote after the majority, with a higher token.
+#[tokio::test]
+async fn unstartable_command_frees_the_name_on_all_databases() {
+    let (one, two, three) =
+        (fresh_for_the_command().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    let earlier = three.locks().await.lease("job").acquire().await.expect("acquire");
+    earlier.release().await.expect("ours to the end");
+    let ahead = "UPDATE sqlock_lease SET token = token + 3600000000";
+    sqlx::query(ahead).execute(&three.pool().await).await.expect("a clock ahead");
+    let urls = format!("{},{},{}", one.url, two.url, three.url);
+    let unstartable = ["--hold-at-least", "10m", "job", "--", "/nonexistent/command"];
+    end(bare(&[&["-D", &urls, "run", "--quorum"][..], &unstartable].concat())).await.expect(127);
+    for locks in [beside(&one).await, two.locks().await, three.locks().await] {
+        assert_eq!(held(&locks, "job").await, None);
+    }
+}
+
 #[tokio::test]
 async fn database_without_tables_has_no_vote() {
     let (lost, two, three) = (empty().await, LeaseFile::with_tables().await, LeaseFile::with_tables().await);

@@ -39,6 +39,9 @@ pub async fn supervise<T>(
         Err(failure) => Err(failure),
     };
     let name = quote(lease.name().as_str());
+    if never_started && can_evict {
+        free_after_failed_start(args, signals, evict).await;
+    }
     // The release is repeated while the database does not answer, and the lease may expire
     // meanwhile.
     let was_held = lease.is_held();
@@ -52,9 +55,6 @@ pub async fn supervise<T>(
             Ok(())
         }
     };
-    if never_started && can_evict {
-        free_after_failed_start(args, signals, evict).await;
-    }
     match (ended, released) {
         (Ok(completion @ Completion { stopped: None, .. }), Err(error)) if error.is_lost() => {
             if !was_held || matches!(error, Error::Lost { cause: LossCause::Superseded, .. }) {
@@ -73,7 +73,8 @@ pub async fn supervise<T>(
     }
 }
 
-/// Frees the name by `evict` after a release: --hold-at-least keeps it for a command that has run.
+/// Frees the name by `evict`: --hold-at-least keeps it for a command that has run. The lease is
+/// evicted before its release, after which no owner leads to all leases of a majority.
 async fn free_after_failed_start<T>(
     args: &Arguments,
     signals: &mut Signals,
