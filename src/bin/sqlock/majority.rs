@@ -249,12 +249,16 @@ impl Majority {
                 async move { locks.holders(name.as_str()).await }
             });
             let lists = lists.await.unwrap_or_default();
+            let answered = lists.iter().filter(|list| list.is_ok()).count();
             let holders = holders::merge(lists.into_iter().flatten().flatten());
             let holder = holders.first().filter(|holder| holder.votes() >= self.needed());
             let held = holder.map(|holder| holder.decisive(self.needed()).clone());
-            let state = describe::describe_holders(held.as_slice());
-            let state = state.unwrap_or_else(|| "which no process holds on a majority".into());
-            stderr::print_note(&format!("waiting for {}, {state}", quote(name.as_str())));
+            // A database that did not answer may have a vote of the holder.
+            let is_complete = answered == self.databases.len();
+            let no_holder = || is_complete.then(|| "which no process holds on a majority".to_owned());
+            let state = describe::describe_holders(held.as_slice()).or_else(no_holder);
+            let state = state.map_or(String::new(), |state| format!(", {state}"));
+            stderr::print_note(&format!("waiting for {}{state}", quote(name.as_str())));
             sleep(Duration::from_secs(60)).await;
         }
     }

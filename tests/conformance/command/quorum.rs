@@ -253,7 +253,9 @@ async fn wait_without_timeout_lasts_through_an_outage() {
     let mut waiting = Running::start(bare(&three.arguments(&["job", "--", "true"])));
     waiting.says("still waiting").await;
     writer.rollback().await.expect("the end of the outage");
-    waiting.end().await.expect(0);
+    let ended = waiting.end().await.expect(0);
+    // The database that is down may have a vote of a holder.
+    assert!(!ended.stderr.contains("no process holds"), "{}", ended.stderr);
 }
 
 #[tokio::test]
