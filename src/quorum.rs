@@ -87,10 +87,15 @@ pub use request::QuorumRequest;
 /// all clients of a name must use one TTL and one `hold_at_least`, or the longest of them in
 /// [`rejoin_after`](Self::rejoin_after). The age is that of the record of
 /// [`Locks::migrate`](crate::Locks::migrate): tables that the application's own migrations create
-/// have no record, and vote at once. The tokens of a replaced database are above all earlier ones
-/// if its clock is right. A database with relaxed durability, or one restored from a backup (with
-/// the old record), must stay out of the quorum until all leases that it may have lost have
-/// expired: [`rejoin_after`](Self::rejoin_after).
+/// have no record, and vote at once.
+///
+/// A new row's first token is the time of its server, and a lost token may be that of another
+/// member. So the tokens of a replaced database are above all earlier ones only if no member's
+/// clock was ahead of the clock of the new database when the earlier ones were granted.
+///
+/// A database with relaxed durability, or one restored from a backup (with the old record), must
+/// stay out of the quorum until all leases that it may have lost have expired:
+/// [`rejoin_after`](Self::rejoin_after).
 #[derive(Clone)]
 pub struct Quorum {
     nodes: Arc<Nodes>,
