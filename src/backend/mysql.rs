@@ -71,7 +71,10 @@ impl MySqlBackend {
 
 impl Backend for MySqlBackend {
     fn address(&self) -> String {
-        format!("{}:{}", self.options.get_host(), self.options.get_port())
+        match self.options.get_socket() {
+            Some(socket) => socket.display().to_string(),
+            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
+        }
     }
 
     fn is_multi_primary(&self) -> bool {

@@ -104,7 +104,12 @@ impl PostgresBackend {
 
 impl Backend for PostgresBackend {
     fn address(&self) -> String {
-        format!("{}:{}", self.options.get_host(), self.options.get_port())
+        let port = self.options.get_port();
+        match self.options.get_socket() {
+            // The port is a part of the file's name.
+            Some(directory) => format!("{}:{port}", directory.display()),
+            None => format!("{}:{port}", self.options.get_host()),
+        }
     }
 
     fn require_synchronous(&mut self) -> bool {

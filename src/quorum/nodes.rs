@@ -127,3 +127,26 @@ impl QuorumOptions {
         self.node_timeout.unwrap_or((self.lease.ttl / 6).min(Duration::from_secs(1)))
     }
 }
+
+#[cfg(all(test, feature = "postgres", feature = "mysql"))]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::locks::LocksBuilder;
+
+    fn check(urls: [&str; 2]) -> Result<()> {
+        let locks = urls.map(|url| LocksBuilder::from_urls(url).map(LocksBuilder::build));
+        let locks: Result<Vec<Locks>> = locks.into_iter().collect();
+        Nodes::new(locks?, 2, None).check()
+    }
+
+    #[tokio::test]
+    async fn servers_differ_by_their_unix_sockets() {
+        let mysql = ["mysql://u@localhost/x?socket=/run/a.sock", "mysql://u@localhost/x?socket=/run/b.sock"];
+        let postgres = ["postgres://u@localhost/x?host=/run/a", "postgres://u@localhost/x?host=/run/b"];
+        for [a, b] in [mysql, postgres] {
+            check([a, b]).expect("independent servers");
+            assert!(matches!(check([a, a]), Err(Error::Unsupported { .. })), "{a}");
+        }
+    }
+}
