@@ -86,15 +86,15 @@ impl Majority {
 
     /// Sets the limits of the holding on each database. Before this, a dropped lease is not kept.
     pub(super) fn start_hold_time(&self) {
-        self.update().leases.iter_mut().flatten().for_each(|lease| lease.start_hold_time(self.hold_time));
+        self.lock_current_state().leases.iter_mut().flatten().for_each(|lease| lease.start_hold_time(self.hold_time));
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.update().status == Status::Held
+        self.lock_current_state().status == Status::Held
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        match self.update().status {
+        match self.lock_current_state().status {
             Status::Held => Ok(()),
             Status::Lost(cause) => Err(self.loss_error(cause)),
             Status::Released => Err(self.loss_error(LossCause::Superseded)),
@@ -107,19 +107,19 @@ impl Majority {
 
     /// Returns the number of databases on which the lease is held.
     pub(super) fn votes(&self) -> usize {
-        let votes = self.update();
+        let votes = self.lock_current_state();
         if votes.status == Status::Held { votes.count() } else { 0 }
     }
 
     /// Whether the lease is held on all databases.
     pub(super) fn has_all_votes(&self) -> bool {
-        let votes = self.update();
+        let votes = self.lock_current_state();
         votes.count() == votes.leases.len()
     }
 
     /// Returns the time until fewer leases than a majority are safe.
     pub(super) fn remaining(&self) -> Duration {
-        let votes = self.update();
+        let votes = self.lock_current_state();
         if votes.status != Status::Held {
             return Duration::ZERO;
         }
@@ -134,7 +134,7 @@ impl Majority {
             tokio::pin!(ended);
             // From here on no end is missed.
             ended.as_mut().enable();
-            if let Status::Lost(cause) = self.update().status {
+            if let Status::Lost(cause) = self.lock_current_state().status {
                 return cause;
             }
             // The maintaining task notifies. If it cannot run, the clock check ends the wait.
@@ -145,7 +145,8 @@ impl Majority {
     /// Waits until the holder is asked on one of the databases to release the lease.
     pub(super) async fn revoke_requested(&self) {
         loop {
-            let requests: Vec<_> = self.update().leases.iter().flatten().map(Lease::revoke_request).collect();
+            let requests: Vec<_> =
+                self.lock_current_state().leases.iter().flatten().map(Lease::revoke_request).collect();
             // Databases join the lease later.
             if timeout(CLOCK_CHECK_INTERVAL, first(requests)).await.is_ok() {
                 return;
@@ -159,7 +160,7 @@ impl Majority {
         ttl: Duration,
     ) -> Result<Vec<impl Future<Output = Result<()>> + Send + use<>>> {
         self.check()?;
-        let votes = self.update();
+        let votes = self.lock_current_state();
         let mut extensions = Vec::new();
         for lease in votes.leases.iter().flatten() {
             match lease.start_extension(ttl) {
@@ -174,7 +175,7 @@ impl Majority {
     /// Ends the majority as released, and returns its leases. The leases of a lost majority remain,
     /// and end with [`end_votes`](Self::end_votes).
     pub(super) fn take_leases(&self) -> Result<Vec<Lease>> {
-        let mut votes = self.update();
+        let mut votes = self.lock_current_state();
         match votes.status {
             Status::Held => {
                 votes.status = Status::Released;
@@ -194,20 +195,20 @@ impl Majority {
     /// to stop its work as after the expiry of a single lease: until then another owner cannot use
     /// these databases for a majority.
     async fn end_votes(&self, ttl: Duration) {
-        let Status::Lost(cause) = self.update().status else {
+        let Status::Lost(cause) = self.lock_current_state().status else {
             return;
         };
         if cause == LossCause::Expired {
             sleep(pause_after_expiry(ttl)).await;
         }
-        let leases = self.update().take();
+        let leases = self.lock_current_state().take();
         leases.into_iter().for_each(|lease| end_vote(lease, cause));
     }
 
     /// Adds the lease on another database. The lease cannot revive a lost majority, because another
     /// owner may have held the name since.
     fn add_vote(&self, (node, mut lease): Vote) {
-        let mut votes = self.update();
+        let mut votes = self.lock_current_state();
         let unused = if votes.status == Status::Held {
             lease.start_hold_time(self.hold_time.after(self.nodes.now().since(self.since)));
             votes.leases[node].replace(lease)
@@ -222,7 +223,7 @@ impl Majority {
     /// Removes ended leases, and returns the databases to ask for a lease.
     fn missing_nodes(&self) -> Vec<usize> {
         let now = self.nodes.now();
-        let mut votes = self.update();
+        let mut votes = self.lock_current_state();
         let Votes { leases, ask_at, .. } = &mut *votes;
         let (mut missing, mut ended) = (Vec::new(), Vec::new());
         for (node, (lease, ask_at)) in leases.iter_mut().zip(ask_at).enumerate() {
@@ -247,7 +248,7 @@ impl Majority {
         tokio::pin!(ended);
         ended.as_mut().enable();
         let losses: Vec<_> = {
-            let votes = self.update();
+            let votes = self.lock_current_state();
             if votes.status != Status::Held {
                 return;
             }
@@ -257,7 +258,7 @@ impl Majority {
     }
 
     /// Locks the votes, and updates the status as of now.
-    fn update(&self) -> MutexGuard<'_, Votes> {
+    fn lock_current_state(&self) -> MutexGuard<'_, Votes> {
         let mut votes = self.votes.lock().unwrap_or_else(PoisonError::into_inner);
         if votes.status == Status::Held && votes.count() < self.needed {
             let cause = votes.cause();

@@ -154,9 +154,9 @@ impl Round {
     fn tally(&self, granted: usize, refused: usize) -> Tally {
         let (databases, needed) = (self.nodes.locks.len(), self.nodes.needed);
         let pending = (0..databases).filter(|node| self.pending[*node]);
-        let may_repeat = pending.clone().any(|node| !self.nodes.is_server_known(node));
+        let may_share_server = pending.clone().any(|node| !self.nodes.is_server_known(node));
         let (pending, has_token) = (pending.count(), self.token.is_some());
-        Tally { databases, needed, granted, refused, pending, may_repeat, has_token }
+        Tally { databases, needed, granted, refused, pending, may_share_server, has_token }
     }
 
     /// Decides the token, and raises lower ones. Returns the votes that count at once.
@@ -185,7 +185,7 @@ fn answer(answer: Result<Result<Result<Option<Lease>>, String>, Elapsed>, within
 }
 
 /// Returns the vote of a database, if the database may vote.
-async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, ttl: Duration) -> Result<Option<Lease>> {
+async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, kept_for: Duration) -> Result<Option<Lease>> {
     let asked_at = Moment::now();
     let client = nodes.locks[node].client();
     let Some(lease) = request.try_acquire().await? else {
@@ -199,7 +199,7 @@ async fn vote(nodes: &Nodes, node: usize, request: LeaseRequest, ttl: Duration) 
     let before = |age: Duration| age.saturating_sub(Moment::now().since(asked_at));
     let origin = client.run(ReadOrigin).await?;
     nodes.record_server(node, origin.server)?;
-    let least = ttl.max(nodes.rejoin_after.unwrap_or_default());
+    let least = kept_for.max(nodes.rejoin_after.unwrap_or_default());
     // A single database cannot have replaced another member, so its age does not matter.
     if let Some(age) = origin.age.map(before).filter(|age| *age < least && nodes.locks.len() > 1) {
         return Err(no_vote_error(format!("its tables were created {age:.0?} ago, and it votes after {least:?}")));

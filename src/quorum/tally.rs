@@ -13,7 +13,7 @@ pub(super) struct Tally {
     /// The number of databases that still have to answer or to raise their token.
     pub(super) pending: usize,
     /// An answer that is pending may show that two databases are on one server.
-    pub(super) may_repeat: bool,
+    pub(super) may_share_server: bool,
     /// A vote counts only with the token of the round, which is decided.
     pub(super) has_token: bool,
 }
@@ -42,7 +42,7 @@ impl Tally {
         }
         let may_succeed = self.granted + self.pending >= self.needed;
         let can_be_taken = self.granted + self.refused >= self.needed || self.refused > self.databases - self.needed;
-        if !may_succeed && can_be_taken && !self.may_repeat {
+        if !may_succeed && can_be_taken && !self.may_share_server {
             Next::Taken
         } else if self.pending == 0 {
             if can_be_taken { Next::Taken } else { Next::Unreachable }
@@ -66,11 +66,12 @@ mod tests {
                 for refused in 0..=databases - granted {
                     for pending in 0..=databases - granted - refused {
                         for needed in [databases / 2 + 1, databases] {
-                            for (may_repeat, has_token) in [(false, false), (false, true), (true, false), (true, true)]
+                            for (may_share_server, has_token) in
+                                [(false, false), (false, true), (true, false), (true, true)]
                             {
-                                let may_repeat = may_repeat && pending > 0;
+                                let may_share_server = may_share_server && pending > 0;
                                 let tally =
-                                    Tally { databases, needed, granted, refused, pending, may_repeat, has_token };
+                                    Tally { databases, needed, granted, refused, pending, may_share_server, has_token };
                                 tallies.push(tally);
                             }
                         }
