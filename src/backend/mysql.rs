@@ -46,7 +46,7 @@ use super::{
     Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks, Store,
     StoreFuture, SweepRange, Swept,
 };
-use crate::error::{Error, Result, if_exists, not_writable};
+use crate::error::{Error, Result, if_exists, not_writable, unusable};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_WITHIN;
 use crate::protocol::{Batch, Request, Response};
@@ -84,7 +84,14 @@ impl Backend for MySqlBackend {
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
-            let ServerInfo { flavor, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
+            let ServerInfo { flavor, version, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
+            // https://github.com/pingcap/tidb/issues/69720
+            if version.contains("TiDB") {
+                return Err(unusable(format!(
+                    "{} is TiDB, which accepts FOR UPDATE SKIP LOCKED and locks nothing: two clients could hold one name",
+                    self.address()
+                )));
+            }
             // This applies even to an account that may write: other servers would not see the
             // writes of a replica.
             if is_read_only {
@@ -171,7 +178,7 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 //
 // Sets the isolation and every other setting of a server or an account that would change the effect
 // of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
-// Selects the properties of the server as numbers. read_only is a number or one of several words.
+// Selects the properties of the server. read_only is a number or one of several words.
 // On a reader of Amazon Aurora it is off, and innodb_read_only is on.
 // https://repost.aws/knowledge-center/aurora-mysql-db-cluser-read-only-error
 // /*M! … */ is for MariaDB only, /*!80000 … */ for MySQL only.
@@ -181,7 +188,7 @@ SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
             sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
             sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_auto_is_null = 0;
-SELECT 0 /*M! + 1 */ AS is_mariadb,
+SELECT VERSION() AS version, 0 /*M! + 1 */ AS is_mariadb,
        CAST(@@GLOBAL.read_only NOT IN ('0', 'OFF') OR @@GLOBAL.innodb_read_only AS SIGNED) AS is_read_only,
        CAST(@@version_comment LIKE '%wsrep%' OR @@version_comment LIKE '%XtraDB Cluster%'
             /*M! OR EXISTS (SELECT 1 FROM information_schema.GLOBAL_VARIABLES
@@ -192,6 +199,7 @@ SELECT 0 /*M! + 1 */ AS is_mariadb,
 /// The properties of a server.
 struct ServerInfo {
     flavor: Flavor,
+    version: String,
     is_read_only: bool,
     may_be_galera: bool,
     is_in_group: bool,
@@ -203,6 +211,7 @@ async fn configure(conn: &mut MySqlConnection) -> Result<ServerInfo, sqlx::Error
     let flag = |column: &str| row.try_get::<i64, _>(column).map(|number| number != 0);
     Ok(ServerInfo {
         flavor: if flag("is_mariadb")? { Flavor::MariaDb } else { Flavor::MySql },
+        version: row.try_get("version")?,
         is_read_only: flag("is_read_only")?,
         may_be_galera: flag("may_be_galera")?,
         is_in_group: flag("is_in_group")?,

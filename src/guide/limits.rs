@@ -37,6 +37,8 @@
 //! - **Locks of other programs on the tables of sqlock.** An acquisition that waits for such a lock
 //!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind
 //!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
+//! - **Servers that speak the protocol of another one** are not tested. TiDB is refused, because it
+//!   accepts `FOR UPDATE SKIP LOCKED` and locks nothing.
 //! - **Triggers on the tables of sqlock** can keep rows unwritten; `sqlock doctor` finds them. On
 //!   MySQL and MariaDB, a trigger on inserts or updates of `sqlock_lease` or `sqlock_entry` hides
 //!   the token of a grant, so that the request fails. One on `sqlock_client` hides from a client

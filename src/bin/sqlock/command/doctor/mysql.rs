@@ -175,6 +175,10 @@ fn check_server(name: &str, version: &str) -> Check {
     let least = if name == "MariaDB" { (10, 6) } else { (8, 0) };
     let check = check_version(name, version, least);
     match ["TiDB", "Vitess", "PlanetScale"].iter().find(|other| version.contains(**other)) {
+        Some(other @ &"TiDB") => check.fail(
+            format!("it is {other}, which accepts FOR UPDATE SKIP LOCKED and locks nothing"),
+            format!("sqlock refuses it: two clients could hold one name. Use {name} itself."),
+        ),
         Some(other) => check.warn(format!("it is {other}"), format!("sqlock is tested with {name} itself.")),
         None => check,
     }
@@ -285,6 +289,13 @@ mod tests {
 
     fn values(pairs: &[(&str, &str)]) -> Variables {
         Variables(pairs.iter().map(|(name, value)| vec![(*name).to_owned(), (*value).to_owned()]).collect())
+    }
+
+    #[test]
+    fn server_that_ignores_row_locks_fails() {
+        assert_eq!(check_server("MySQL", "8.0.11-TiDB-v8.5.6").status, Status::Fail);
+        assert_eq!(check_server("MySQL", "8.0.30-Vitess").status, Status::Warn);
+        assert_eq!(check_server("MySQL", "9.7.4-2").status, Status::Ok);
     }
 
     #[test]
