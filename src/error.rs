@@ -195,7 +195,7 @@ pub enum Error {
         reason: &'static str,
     },
 
-    /// A duration is out of range. No value is clamped silently.
+    /// A duration is out of range.
     #[error("{what} of {given:?} is out of range: it must be {}", range(*min, *max))]
     OutOfRange {
         /// The kind of duration.

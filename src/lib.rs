@@ -108,7 +108,7 @@
 //! # How it is built
 //!
 //! ```text
-//! Locks, Lease ──▶ coordinator ──Event──▶ engine        decides; no I/O, no clock, no tasks
+//! Locks, Lease ──▶ coordinator ──Input──▶ engine        decides; no I/O, no clock, no tasks
 //!                      │ ◀────Action─────────┘
 //!                      ▼
 //!                  executor ──▶ backend/{postgres,mysql,sqlite}    carries out requests

@@ -134,7 +134,8 @@ impl Locks {
     }
 
     /// Requests the leases on several names, all or none, in any order:
-    /// `locks.lease_all(["account/3", "account/7"])`. A repeated name counts once. Names to
+    /// `locks.lease_all(["account/3", "account/7"])`. At most 64 different names; a repeated name
+    /// counts once. Names to
     /// [share](LeaseAllRequest::shared) and [permits](LeaseAllRequest::permits) can be added.
     pub fn lease_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LeaseAllRequest {
         LeaseAllRequest::new(self.lease(""), names)

@@ -91,7 +91,8 @@ impl Sweeper {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`], [`Error::NotMigrated`].
+    /// [`Error::Unavailable`], [`Error::Access`], [`Error::NotMigrated`],
+    /// [`Error::Database`], [`Error::Closed`].
     ///
     /// # Cancel safety
     ///

@@ -55,8 +55,8 @@ impl Idempotency {
     /// # Errors
     ///
     /// The work's own error, unchanged, or an error of this crate in the work's [type](WorkError):
-    /// [`Error::Unavailable`] and similar errors, [`Error::InvalidKey`], [`Error::OutOfRange`],
-    /// [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
+    /// [`Error::Unavailable`], [`Error::Access`], [`Error::NotMigrated`], [`Error::Database`],
+    /// [`Error::Closed`], [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
     /// [`Error::Sealed`] when it cannot be sealed, [`Error::Row`] with
     /// [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool belongs to another
     /// database than the client; on MySQL and MariaDB [`Error::NotClaimed`] when a deadlock whose

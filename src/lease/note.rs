@@ -35,7 +35,8 @@ impl Lease {
     /// # Errors
     ///
     /// [`Error::Lost`] when the lease has ended: nothing was written. [`Error::NoteTooLong`],
-    /// [`Error::NulInNote`], [`Error::Unavailable`].
+    /// [`Error::NulInNote`], [`Error::Unavailable`], [`Error::Access`], [`Error::NotMigrated`],
+    /// [`Error::Database`], [`Error::Closed`].
     ///
     /// # Cancel safety
     ///

@@ -160,9 +160,10 @@ impl LeaseRequest {
     /// # Errors
     ///
     /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
-    /// [`Error::Unavailable`] when the database could not be reached for some seconds, in which the
-    /// client reconnects and repeats its requests; [`Error::Access`], [`Error::NotMigrated`],
-    /// [`Error::Closed`], or an error for bad input.
+    /// [`Error::Unavailable`] when the database could not be reached for 3 seconds, in which the
+    /// client reconnects and repeats its requests; [`Error::Database`] when the database refused a
+    /// statement; [`Error::PoolExhausted`] on a SQLite database in memory; [`Error::Access`],
+    /// [`Error::NotMigrated`], [`Error::Closed`], or an error for bad input.
     ///
     /// # Cancel safety
     ///
@@ -187,7 +188,8 @@ impl LeaseRequest {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), but never a timeout. [`wait`](Self::wait) has no effect.
+    /// As [`acquire`](Self::acquire), but never a timeout: [`wait`](Self::wait) has no effect. A
+    /// database that does not answer is [`Error::Unavailable`] after 8 seconds at most.
     ///
     /// # Cancel safety
     ///

@@ -88,8 +88,9 @@ impl LocksBuilder {
         })
     }
 
-    /// Limits the connections for requests to 1 or 2. By default 2, for all requests but
-    /// heartbeats, which have a connection of their own. SQLite has one writer, so it uses one.
+    /// Sets the number of connections for requests: 1 or 2, and the nearer of them for any other
+    /// value. By default 2. Heartbeats have a connection of their own. SQLite has one writer, so it
+    /// always uses one.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections.clamp(1, 2);
         self

@@ -103,7 +103,7 @@ impl Locks {
     /// The evicted holder learns of the eviction at its next heartbeat (a holder of this client, at
     /// once; a lease [without renewal](crate::LeaseRequest::renew), from its next call), and a
     /// transaction that it fences from now on cannot commit. The eviction waits while a fenced
-    /// transaction of the holder is open; after some seconds it fails with
+    /// transaction of the holder is open; after ten seconds it fails with
     /// [`Error::Timeout`](crate::Error::Timeout) (on SQLite, where the whole file is locked, with
     /// [`Error::Unavailable`](crate::Error::Unavailable)) and changes nothing: end that transaction
     /// first.

@@ -1,5 +1,5 @@
-//! Promise 10: two connections, however many leases and waiters, and none of the application's
-//! pool.
+//! Promise 10: at most three connections (SQLite: two), however many leases and waiters, and none of
+//! the application's pool.
 //!
 //! Promises: 10, 16.
 

@@ -1,4 +1,6 @@
-//! The health of a client, for probes. Promise 10: a bounded number of connections.
+//! The health of a client, for probes.
+//!
+//! Promises: 10.
 
 use std::time::Duration;
 

@@ -4,24 +4,24 @@
 //!
 //! | | promise | files |
 //! |---|---|---|
-//! | 1 | Mutual exclusion by the database's clock alone | clock, server, storm |
+//! | 1 | Mutual exclusion by the database's clock alone | clock, network/idle, server, storm |
 //! | 2 | One statement for owner, expiry and token | statements |
 //! | 3 | The holder knows first | clock, crash, lease, network |
 //! | 4 | Tokens only rise | clock, lease, server, sweeper |
 //! | 5 | Only the owner extends or releases | inspect, lease |
 //! | 6 | Fenced commits | fence, isolation |
-//! | 7 | First come, first served | semaphore, shared, storm, waiting |
-//! | 8 | A crashed holder frees the name after the TTL | crash, server |
-//! | 9 | Cancel-safe | cancel, network |
-//! | 10 | A bounded number of connections | connections |
+//! | 7 | First come, first served | semaphore, shared, storm, waiting, waiting/abandoned, waiting/dead |
+//! | 8 | A crashed holder frees the name after the TTL | crash, server, waiting/dead |
+//! | 9 | Cancel-safe | cancel, network, waiting/abandoned |
+//! | 10 | A bounded number of connections | connections, health |
 //! | 11 | Re-entrant for the same owner | owner |
-//! | 12 | An unreachable database is not a held lock | network, server |
+//! | 12 | An unreachable database is not a held lock | network, network/idle, server |
 //! | 13 | Names are bytes | name |
 //! | 14 | Poolers and defaults do not matter | isolation, pooler |
 //! | 15 | TTLs have bounds | duration, lease |
-//! | 16 | Keeping is free | connections, statements |
+//! | 16 | Renewal is free | connections, statements |
 //! | 17 | Other work costs no lease | neighbour, network, unreadable |
-//! | 18 | Every verdict rests on an answer of the database | network |
+//! | 18 | Every verdict rests on an answer of the database | network, network/idle |
 
 mod cancel;
 #[cfg(any(feature = "postgres", feature = "mysql"))]

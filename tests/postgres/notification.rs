@@ -1,4 +1,6 @@
-//! Notifications of PostgreSQL: a client learns at once of a grant by another one. Promises: 7, 14.
+//! Notifications of PostgreSQL: a client learns at once of a grant by another one.
+//!
+//! Promises: 7, 14.
 
 use std::time::Duration;
 

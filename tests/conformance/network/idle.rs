@@ -1,7 +1,7 @@
 //! Idle connections that die, and requests that are sent twice: neither changes the holder of a
-//! name. Promises: 1, 12, 18.
+//! name. SQLite has no connection that could die; the assertions are the same there.
 //!
-//! SQLite has no connection that could die; the assertions are the same there.
+//! Promises: 1, 12, 18.
 
 use super::*;
 

@@ -1,4 +1,6 @@
-//! Waits abandoned by their callers: no entry stays in the queue. Promises: 7, 9.
+//! Waits abandoned by their callers: no entry stays in the queue.
+//!
+//! Promises: 7, 9.
 
 use std::sync::mpsc;
 use std::thread;

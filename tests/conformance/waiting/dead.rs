@@ -1,4 +1,6 @@
-//! Holders and waiters that are killed together. Promises: 7, 8.
+//! Holders and waiters that are killed together.
+//!
+//! Promises: 7, 8.
 
 use std::collections::BTreeSet;
 
