@@ -37,7 +37,7 @@ use crate::executor::{Executor, OperationAnswer};
 use crate::health::{Health, Heartbeat};
 use crate::measure::{self, Meter};
 use crate::name::LockName;
-use crate::protocol::{ClientId, LeaseId, Request, Response};
+use crate::protocol::{AcquisitionId, ClientId, Request, Response};
 use crate::token::FencingToken;
 use report::takeover;
 use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, Waiting};
@@ -63,7 +63,7 @@ impl Coordinator {
     pub(crate) fn new(executor: Executor, publisher: Arc<Publisher>, holder: Arc<str>, meter: Meter) -> Arc<Self> {
         let random = || Uuid::new_v4().as_u128();
         // The ids of one client count up from the first.
-        let first = LeaseId::from_u128(random() & !u128::from(u32::MAX));
+        let first = AcquisitionId::from_u128(random() & !u128::from(u32::MAX));
         let clock = executor.clock();
         let engine = Engine::new(ClientId::from_u128(random()), Arc::clone(&holder), first);
         Arc::new(Self {

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use action::{
-    Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseKey, NotAmended, Refusal, RequestId, SharedError,
+    Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseId, NotAmended, Refusal, RequestId, SharedError,
     Verdict, WaitMode, WaiterId, Wish,
 };
 pub(crate) use heartbeat::Pulse;
@@ -63,7 +63,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{ClientId, LeaseId, Request};
+use crate::protocol::{AcquisitionId, ClientId, Request};
 use crate::token::FencingToken;
 
 /// After a notification without a name, the engine polls every name with entries, and then pauses
@@ -118,7 +118,7 @@ pub(crate) struct Engine {
     holder: Arc<str>,
     names: BTreeMap<LockName, Name>,
     waiters: HashMap<WaiterId, LockName>,
-    leases: HashMap<LeaseKey, (LockName, LeaseId)>,
+    leases: HashMap<LeaseId, (LockName, AcquisitionId)>,
     in_flight: HashMap<RequestId, InFlight>,
     /// The moments at which names need attention.
     timers: BTreeSet<(Moment, LockName)>,
@@ -136,7 +136,7 @@ pub(crate) struct Engine {
     /// The last acquisition of this client, for each name that has nothing else to do.
     ended: HashMap<LockName, Ended>,
     timeouts: Timeouts,
-    next_id: LeaseId,
+    next_id: AcquisitionId,
     next_request: u64,
     next_lease: u64,
     /// When the client began to close.
@@ -165,7 +165,7 @@ struct Granting {
 impl Engine {
     /// Creates the engine of a client without a row; `holder` describes the client to people.
     /// `first_id` is random: the identities of all acquisitions start from it.
-    pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: LeaseId) -> Self {
+    pub(crate) fn new(client: ClientId, holder: Arc<str>, first_id: AcquisitionId) -> Self {
         Self {
             heartbeat: Heartbeat::new(client),
             holder,
@@ -260,20 +260,20 @@ impl Engine {
     }
 
     /// Returns the moment until which the holder may rely on a lease. `None`: the lease has ended.
-    pub(crate) fn deadline(&self, lease: LeaseKey) -> Option<Moment> {
+    pub(crate) fn deadline(&self, lease: LeaseId) -> Option<Moment> {
         let (name, id) = self.leases.get(&lease)?;
         let holding = self.names.get(name)?.holdings.iter().find(|holding| holding.id() == *id)?;
         let HoldingState::Held(leases) = &holding.state else {
             return None;
         };
-        let ends = leases.iter().find(|local| local.key == lease)?.ends;
+        let ends = leases.iter().find(|local| local.id == lease)?.ends;
         let deadline = holding.deadline(&self.heartbeat);
         Some(ends.map_or(deadline, |ends| ends.min(deadline)))
     }
 
     /// Returns the identity of a waiter's claim, and how many waiters of this client without an
     /// entry are ahead of it.
-    pub(crate) fn position(&self, waiter: WaiterId) -> Option<(LeaseId, usize)> {
+    pub(crate) fn position(&self, waiter: WaiterId) -> Option<(AcquisitionId, usize)> {
         let waiters = &self.names.get(self.waiters.get(&waiter)?)?.waiters;
         let own = waiters.iter().position(|other| other.id == waiter)?;
         let ahead = waiters.iter().take(own).filter(|other| !other.has_entry()).count();
@@ -287,7 +287,7 @@ impl Engine {
 
     /// Whether the engine has work for an acquisition in this state.
     #[cfg(test)]
-    pub(crate) fn knows(&self, name: &LockName, id: LeaseId, state: crate::protocol::EntryState) -> bool {
+    pub(crate) fn knows(&self, name: &LockName, id: AcquisitionId, state: crate::protocol::EntryState) -> bool {
         self.names.get(name).is_some_and(|name| name.knows(id, state))
     }
 
@@ -333,7 +333,7 @@ impl Engine {
 
     /// Releases a lease. `honours_hold_time`: the name stays taken until the requested minimum hold
     /// time is over.
-    fn release(&mut self, now: Moment, lease: LeaseKey, honours_hold_time: bool) {
+    fn release(&mut self, now: Moment, lease: LeaseId, honours_hold_time: bool) {
         let Some((name, id)) = self.leases.remove(&lease) else {
             // The lease was lost just before, and its holder may wait for a verdict.
             let verdict = Verdict::Lost(LossCause::Expired);
@@ -343,7 +343,7 @@ impl Engine {
             return;
         };
         if let HoldingState::Held(leases) = &mut holding.state {
-            let released: Vec<_> = leases.extract_if(.., |other| other.key == lease).collect();
+            let released: Vec<_> = leases.extract_if(.., |other| other.id == lease).collect();
             if leases.is_empty() {
                 holding.begin_release(now, &released, Some(lease), honours_hold_time);
             } else {
@@ -370,8 +370,8 @@ impl Engine {
                 if let HoldingState::Held(leases) = &mut holding.state {
                     let ended = std::mem::take(leases);
                     for lease in &ended {
-                        self.leases.remove(&lease.key);
-                        self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::Shutdown });
+                        self.leases.remove(&lease.id);
+                        self.actions.push(Action::Lost { lease: lease.id, cause: LossCause::Shutdown });
                     }
                     holding.begin_release(now, &ended, None, true);
                 }
@@ -436,7 +436,7 @@ impl Engine {
         RequestId(self.next_request)
     }
 
-    fn new_id(&mut self) -> LeaseId {
+    fn new_id(&mut self) -> AcquisitionId {
         self.next_id = self.next_id.following();
         self.next_id
     }
@@ -445,7 +445,7 @@ impl Engine {
 /// Lets a caller share a holding.
 fn enter(holding: &mut Holding, now: Moment, hold_time: HoldTime, next_lease: &mut u64) -> Grant {
     *next_lease += 1;
-    let lease = LeaseKey(*next_lease);
+    let lease = LeaseId(*next_lease);
     if let HoldingState::Held(leases) = &mut holding.state {
         leases.push(LocalLease::new(lease, now, hold_time));
     }

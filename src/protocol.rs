@@ -3,7 +3,7 @@
 //! A store keeps three tables (`sqlock_client`, `sqlock_lease`, `sqlock_entry`). A [`Request`]
 //! changes or reads the rows of one client or of one name in one atomic step; `backend/memory.rs`
 //! is the executable specification of every request. Each request may be sent again after its
-//! answer was lost: an acquisition is identified by its [`LeaseId`], which is chosen before the
+//! answer was lost: an acquisition is identified by its [`AcquisitionId`], which is chosen before the
 //! first request.
 //!
 //! A request about a holding has its name, id and token: the id identifies the acquisition, the
@@ -19,7 +19,7 @@ mod response;
 mod row;
 pub(crate) mod timing;
 
-pub(crate) use identifier::{ClientId, LeaseId};
+pub(crate) use identifier::{AcquisitionId, ClientId};
 pub(crate) use request::{
     Batch, Claim, ClientChange, Enqueue, Extension, GivenUp, Grantee, HolderChange, Release, Request, Seen, Transition,
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{LeaseId, Mode};
+use crate::protocol::{AcquisitionId, Mode};
 
 /// The names to list.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct ListedHolder {
 /// A waiting entry in a list.
 #[derive(Clone, Debug)]
 pub(crate) struct ListedWaiter {
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) mode: Mode,
     pub(crate) holder: String,
     pub(crate) label: String,

@@ -18,7 +18,7 @@ pub(crate) use self::rows::{read_client, read_entry, read_lease};
 use crate::backend::memory::{Client, Entry, Key, Lease, Memory};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, LeaseId, Request, Response};
+use crate::protocol::{AcquisitionId, ClientId, Request, Response};
 use crate::random::Random;
 use crate::token::FencingToken;
 
@@ -36,7 +36,7 @@ const REQUESTS: u64 = 40;
 pub(crate) struct Tables {
     pub(crate) clients: BTreeMap<ClientId, Client>,
     pub(crate) leases: BTreeMap<LockName, Lease>,
-    pub(crate) entries: BTreeMap<(LockName, LeaseId), Entry>,
+    pub(crate) entries: BTreeMap<(LockName, AcquisitionId), Entry>,
 }
 
 /// A real database under test.
@@ -53,7 +53,7 @@ pub(crate) trait Database {
 
     /// Begins a fenced transaction on a connection of its own. Returns `false` if the holding has
     /// ended.
-    async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool;
+    async fn fence(&mut self, name: &LockName, id: AcquisitionId, token: FencingToken) -> bool;
 
     /// Locks a row exclusively, in a transaction on a connection of its own.
     async fn lock(&mut self, key: &Key);
@@ -97,7 +97,7 @@ struct Sequence {
     clients: Vec<ClientId>,
     owners: Vec<Owner>,
     /// Every identity so far.
-    ids: Vec<LeaseId>,
+    ids: Vec<AcquisitionId>,
     next_id: u128,
     transaction: u64,
     verbs: Vec<String>,

@@ -27,7 +27,7 @@ use super::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{ClientId, CurrentHolder, EntryState, Holder, LeaseId, LeaseRow, Request, Response};
+use crate::protocol::{AcquisitionId, ClientId, CurrentHolder, EntryState, Holder, LeaseRow, Request, Response};
 use crate::token::FencingToken;
 
 /// Identifies a transaction.
@@ -38,7 +38,7 @@ pub(crate) type TransactionId = u64;
 pub(crate) enum Key {
     Client(ClientId),
     Lease(LockName),
-    Entry(LockName, LeaseId),
+    Entry(LockName, AcquisitionId),
 }
 
 /// A write to a row. `None`: the row is deleted.
@@ -46,7 +46,7 @@ pub(crate) enum Key {
 enum Write {
     Client(ClientId, Client),
     Lease(LockName, Lease),
-    Entry(LockName, LeaseId, Option<Entry>),
+    Entry(LockName, AcquisitionId, Option<Entry>),
 }
 
 /// Why a holding ended, for the checker of the simulation.
@@ -82,7 +82,7 @@ struct Lock {
 pub(crate) struct Memory {
     pub(crate) clients: BTreeMap<ClientId, Client>,
     pub(crate) leases: BTreeMap<LockName, Lease>,
-    pub(crate) entries: BTreeMap<(LockName, LeaseId), Entry>,
+    pub(crate) entries: BTreeMap<(LockName, AcquisitionId), Entry>,
     locks: BTreeMap<Key, Lock>,
     /// As on PostgreSQL: the row of a name has a mark for waiters, and a write that ends no holding
     /// passes fences.
@@ -228,7 +228,7 @@ impl Memory {
         &mut self,
         transaction: TransactionId,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         token: FencingToken,
     ) -> Result<bool, MustWait> {
         let alone =
@@ -256,7 +256,7 @@ impl Memory {
         self.is_locked(&Key::Lease(name.clone()), strength)
     }
 
-    fn is_entry_locked(&self, name: &LockName, id: LeaseId) -> bool {
+    fn is_entry_locked(&self, name: &LockName, id: AcquisitionId) -> bool {
         self.is_locked(&Key::Entry(name.clone(), id), Strength::Ending)
     }
 
@@ -275,7 +275,7 @@ impl Memory {
 
     /// Returns how long ago a waiting entry expired, in microseconds. For the checker of the
     /// simulation.
-    pub(crate) fn dead_for(&self, name: &LockName, id: LeaseId, now: i64) -> Option<i64> {
+    pub(crate) fn dead_for(&self, name: &LockName, id: AcquisitionId, now: i64) -> Option<i64> {
         let entry = self.entries.get(&(name.clone(), id))?;
         let until = self.expiry_by_rows(entry.expires_at, entry.client, micros(GRANT));
         (until < now).then_some(now - until)
@@ -296,7 +296,7 @@ impl Memory {
 
     /// Returns an entry that has an owner. A released entry that keeps the name unavailable has
     /// none.
-    fn owned_entry(&self, name: &LockName, id: LeaseId) -> Option<&Entry> {
+    fn owned_entry(&self, name: &LockName, id: AcquisitionId) -> Option<&Entry> {
         self.entries.get(&(name.clone(), id)).filter(|entry| entry.owner.is_some())
     }
 
@@ -305,8 +305,8 @@ impl Memory {
         self.valid_until(entry.expires_at, entry.client, ttl)
     }
 
-    fn entries_named(&self, name: &LockName) -> impl Iterator<Item = (LeaseId, &Entry)> {
-        let range = (name.clone(), LeaseId::from_u128(0))..=(name.clone(), LeaseId::from_u128(u128::MAX));
+    fn entries_named(&self, name: &LockName) -> impl Iterator<Item = (AcquisitionId, &Entry)> {
+        let range = (name.clone(), AcquisitionId::from_u128(0))..=(name.clone(), AcquisitionId::from_u128(u128::MAX));
         self.entries.range(range).map(|((_, id), entry)| (*id, entry))
     }
 

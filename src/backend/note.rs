@@ -2,14 +2,14 @@
 
 use super::store::StoreFuture;
 use crate::name::LockName;
-use crate::protocol::LeaseId;
+use crate::protocol::AcquisitionId;
 use crate::token::FencingToken;
 
 /// A note of the holder of a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Note {
     pub(crate) name: LockName,
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
     pub(crate) text: String,
 }

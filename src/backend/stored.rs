@@ -10,7 +10,8 @@ use super::admin::{ListedHolder, ListedWaiter};
 use crate::clock::CENTURY;
 use crate::owner::Owner;
 use crate::protocol::{
-    ClientId, CurrentHolder, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode, Release, ReleaseOutcome, Response,
+    AcquisitionId, ClientId, CurrentHolder, EntryRow, EntryState, Holder, LeaseRow, Mode, Release, ReleaseOutcome,
+    Response,
 };
 use crate::token::FencingToken;
 
@@ -125,7 +126,7 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<LeaseRow, sqlx::Error> {
 /// ttl, arrived_at, entry_remaining`. `is_renewed` is a number. `None`: `entry_id` is empty, because a
 /// name without entries is read as one row.
 pub(crate) fn read_entry(row: &impl TableRow) -> Result<Option<EntryRow>, sqlx::Error> {
-    let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
+    let Some(id) = parse_id::<AcquisitionId>(&row.text("entry_id")?)? else {
         return Ok(None);
     };
     Ok(Some(EntryRow {

@@ -13,7 +13,7 @@ use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
 use crate::engine::{Input, Refusal, WaiterId};
 use crate::events::RefusalReason;
-use crate::protocol::LeaseId;
+use crate::protocol::AcquisitionId;
 
 /// A wait for a lease. Dropping the wait leaves the queue and releases a grant in transit.
 pub(crate) struct Acquisition {
@@ -47,7 +47,7 @@ impl Acquisition {
 impl Acquisition {
     /// Returns the id of the claim, and the number of waiters of this client without an entry that
     /// are ahead.
-    pub(crate) fn position(&self) -> Option<(LeaseId, usize)> {
+    pub(crate) fn position(&self) -> Option<(AcquisitionId, usize)> {
         self.coordinator.state().engine.position(self.waiter)
     }
 }

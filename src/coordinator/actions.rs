@@ -7,7 +7,7 @@ use super::report::{Report, refusal_reason};
 use super::state::{HeartbeatReport, Hold, LeaseSignals, Outbox, Phase, Sending, State, Waiting};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
-use crate::engine::{Action, Grant, LeaseKey, Pulse, Verdict, WaiterId};
+use crate::engine::{Action, Grant, LeaseId, Pulse, Verdict, WaiterId};
 use crate::events::Event;
 
 impl Coordinator {
@@ -133,7 +133,7 @@ impl Coordinator {
     }
 
     /// Tells the caller that releases a lease how its holding ended.
-    fn deliver_verdict(&self, state: &mut State, outbox: &mut Outbox, now: Moment, lease: LeaseKey, verdict: Verdict) {
+    fn deliver_verdict(&self, state: &mut State, outbox: &mut Outbox, now: Moment, lease: LeaseId, verdict: Verdict) {
         if let Some(Hold { name, token, since }) = state.unreported.remove(&lease) {
             let held = now.since(since);
             let event = match verdict {

@@ -12,12 +12,12 @@ use super::Coordinator;
 use super::report::end_span;
 use super::state::{LeaseSignals, Outbox, State};
 use crate::clock::{CLOCK_CHECK_INTERVAL, Moment};
-use crate::engine::{Amendment, Exported, Grant, HoldTime, Input, LeaseKey, NotAmended, Verdict};
+use crate::engine::{Amendment, Exported, Grant, HoldTime, Input, LeaseId, NotAmended, Verdict};
 use crate::error::{Error, LossCause, Result, no_answer_within};
 use crate::executor::OperationAnswer;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{LeaseId, Presence, Request, Response};
+use crate::protocol::{AcquisitionId, Presence, Request, Response};
 use crate::token::FencingToken;
 
 /// How long the database may take to say whether it has a lease.
@@ -67,7 +67,7 @@ impl HeldLease {
     /// Confirms that the caller has received the lease.
     pub(crate) fn deliver(&mut self) {
         if let Some(exported) = self.resumes.take() {
-            let lease = self.key();
+            let lease = self.lease_id();
             self.coordinator.feed(Input::Delivered { lease, exported });
         }
     }
@@ -76,7 +76,7 @@ impl HeldLease {
         &self.grant.name
     }
 
-    pub(crate) fn id(&self) -> LeaseId {
+    pub(crate) fn id(&self) -> AcquisitionId {
         self.grant.id
     }
 
@@ -88,14 +88,14 @@ impl HeldLease {
         self.owner
     }
 
-    fn key(&self) -> LeaseKey {
+    fn lease_id(&self) -> LeaseId {
         self.grant.lease
     }
 
     /// Returns the time until which the holder may rely on the lease. `None`: the lease has ended.
     /// Reads the clock and does no I/O.
     fn deadline(&self) -> Option<Moment> {
-        let deadline = self.coordinator.state().engine.deadline(self.key());
+        let deadline = self.coordinator.state().engine.deadline(self.lease_id());
         deadline.filter(|deadline| *deadline > self.coordinator.now())
     }
 
@@ -122,7 +122,7 @@ impl HeldLease {
     ///
     /// No loss is missed when the future is dropped.
     pub(crate) fn losing(&self) -> impl Future<Output = LossCause> + Send + use<> {
-        let (coordinator, lease, signals) = (Arc::clone(&self.coordinator), self.key(), Arc::clone(&self.signals));
+        let (coordinator, lease, signals) = (Arc::clone(&self.coordinator), self.lease_id(), Arc::clone(&self.signals));
         async move {
             loop {
                 let ended = signals.ended.notified();
@@ -178,7 +178,7 @@ impl HeldLease {
 
     /// Sets the hold time of the lease, counted from now on.
     pub(crate) fn start_hold_time(&self, hold_time: HoldTime) {
-        let lease = self.key();
+        let lease = self.lease_id();
         self.coordinator.feed(Input::StartHoldTime { lease, hold_time });
     }
 
@@ -189,7 +189,7 @@ impl HeldLease {
     /// The change takes place even if the future is dropped before its first poll.
     pub(crate) fn amend(&self, amendment: Amendment) -> impl Future<Output = Result<(), NotAmended>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
-        let (lease, signals) = (self.key(), Arc::clone(&self.signals));
+        let (lease, signals) = (self.lease_id(), Arc::clone(&self.signals));
         let amend = |state: &mut State, _: &mut Outbox| {
             if !state.is_abandoned {
                 state.amendment_replies.entry(lease).or_default().push_back(reply);
@@ -210,7 +210,7 @@ impl HeldLease {
     /// Exports the lease, for another process to resume it. `Err`: the lease is not held, or its
     /// owner has entered more than once.
     pub(crate) fn export(mut self) -> Result<Exported, Box<Self>> {
-        let lease = self.key();
+        let lease = self.lease_id();
         let exported = self.coordinator.feed_with(
             |_, _| Input::Export { lease },
             |state| {
@@ -241,7 +241,7 @@ impl HeldLease {
         self.is_released = true;
         let lost = self.loss();
         self.end_span(if lost.is_some() { "lost" } else { "released" });
-        let lease = self.key();
+        let lease = self.lease_id();
         let release = |state: &mut State, _: &mut Outbox| {
             if !state.is_abandoned {
                 state.release_replies.insert(lease, reply);
@@ -260,7 +260,7 @@ impl HeldLease {
 
 impl State {
     /// Removes the state of a lease whose handle was dropped.
-    fn forget(&mut self, lease: LeaseKey) {
+    fn forget(&mut self, lease: LeaseId) {
         self.signals.remove(&lease);
         self.amendment_replies.remove(&lease);
     }
@@ -270,7 +270,7 @@ impl Drop for HeldLease {
     fn drop(&mut self) {
         if !self.is_released {
             self.end_span("dropped");
-            let lease = self.key();
+            let lease = self.lease_id();
             let input = match self.resumes {
                 Some(exported) => Input::HandBack { lease, exported },
                 None => Input::Discard { lease },

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use super::HeldLease;
 use super::report::Report;
 use crate::clock::Moment;
-use crate::engine::{Engine, Exported, LeaseKey, NotAmended, Refusal, RequestId, SharedError, Verdict, WaiterId};
+use crate::engine::{Engine, Exported, LeaseId, NotAmended, Refusal, RequestId, SharedError, Verdict, WaiterId};
 use crate::error::{LossCause, Result};
 use crate::events::{Event, RefusalReason};
 use crate::name::LockName;
@@ -23,15 +23,15 @@ pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) next_waiter: u64,
     pub(super) waiters: HashMap<WaiterId, Waiting>,
-    pub(super) signals: HashMap<LeaseKey, Arc<LeaseSignals>>,
+    pub(super) signals: HashMap<LeaseId, Arc<LeaseSignals>>,
     /// The leases whose end is not reported yet.
-    pub(super) unreported: HashMap<LeaseKey, Hold>,
-    pub(super) release_replies: HashMap<LeaseKey, oneshot::Sender<Verdict>>,
-    pub(super) amendment_replies: HashMap<LeaseKey, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
+    pub(super) unreported: HashMap<LeaseId, Hold>,
+    pub(super) release_replies: HashMap<LeaseId, oneshot::Sender<Verdict>>,
+    pub(super) amendment_replies: HashMap<LeaseId, VecDeque<oneshot::Sender<Result<(), NotAmended>>>>,
     /// The evictions by this application that are in progress.
     pub(super) evictions: Vec<(LockName, FencingToken)>,
     /// The result of the export in progress, until its caller reads it.
-    pub(super) exported: Option<(LeaseKey, Exported)>,
+    pub(super) exported: Option<(LeaseId, Exported)>,
     pub(super) close_replies: Vec<oneshot::Sender<Option<SharedError>>>,
     pub(super) phase: Phase,
     /// Whether the runtime of the tasks has ended.

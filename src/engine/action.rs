@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::error::{Error, LossCause};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{LeaseId, Mode, Request, Response};
+use crate::protocol::{AcquisitionId, Mode, Request, Response};
 use crate::token::FencingToken;
 
 /// Identifies a caller that wants a name, from its request until it is granted or refused.
@@ -16,7 +16,7 @@ pub(crate) struct WaiterId(pub(crate) u64);
 
 /// Identifies a lease that a caller holds. Leases of one owner on one name may share a holding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct LeaseKey(pub(crate) u64);
+pub(crate) struct LeaseId(pub(crate) u64);
 
 /// Identifies a request on its way to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,34 +83,34 @@ pub(crate) enum Input {
     },
     /// The caller releases a lease.
     Release {
-        lease: LeaseKey,
+        lease: LeaseId,
     },
     /// The lease never reached its caller: the name becomes free at once.
     Discard {
-        lease: LeaseKey,
+        lease: LeaseId,
     },
     /// The caller changes a lease.
     Amend {
-        lease: LeaseKey,
+        lease: LeaseId,
         amendment: Amendment,
     },
     /// Sets the hold time of a lease, counted from now on.
     StartHoldTime {
-        lease: LeaseKey,
+        lease: LeaseId,
         hold_time: HoldTime,
     },
     /// The caller exports a lease to another process. The answer is among the returned actions.
     Export {
-        lease: LeaseKey,
+        lease: LeaseId,
     },
     /// The caller has received the lease that it resumes.
     Delivered {
-        lease: LeaseKey,
+        lease: LeaseId,
         exported: Exported,
     },
     /// The resumed lease never reached its caller, and another process may resume it.
     HandBack {
-        lease: LeaseKey,
+        lease: LeaseId,
         exported: Exported,
     },
     Answer {
@@ -173,7 +173,7 @@ pub(crate) enum NotAmended {
 /// A lease in transit between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exported {
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
 }
 
@@ -237,24 +237,24 @@ pub(crate) enum Action {
         refusal: Refusal,
     },
     Released {
-        lease: LeaseKey,
+        lease: LeaseId,
         verdict: Verdict,
     },
     Lost {
-        lease: LeaseKey,
+        lease: LeaseId,
         cause: LossCause,
     },
     /// The holder is asked to release the lease. Sent once for each lease.
     ReleaseRequested {
-        lease: LeaseKey,
+        lease: LeaseId,
     },
     Amended {
-        lease: LeaseKey,
+        lease: LeaseId,
         result: Result<(), NotAmended>,
     },
     /// `None`: the lease is not held, or its owner has entered more than once; nothing has changed.
     Exported {
-        lease: LeaseKey,
+        lease: LeaseId,
         exported: Option<Exported>,
     },
     /// Every lease is released or ends with its TTL.
@@ -267,9 +267,9 @@ pub(crate) enum Action {
 /// A lease granted to a caller.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
-    pub(crate) lease: LeaseKey,
+    pub(crate) lease: LeaseId,
     pub(crate) name: LockName,
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
 }
 

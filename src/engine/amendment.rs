@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Amendment, HoldTime, LeaseKey, NotAmended, SharedError};
+use super::action::{Action, Amendment, HoldTime, LeaseId, NotAmended, SharedError};
 use super::holding::{Amending, AmendmentState, HoldingState, LocalLease, relied_on};
 use super::{Engine, Epoch};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
-use crate::protocol::{ChangeOutcome, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, ChangeOutcome, Mode};
 use crate::token::FencingToken;
 
 /// How long a change that meets a row lock is repeated. The holder itself may have locked the row,
@@ -16,7 +16,7 @@ use crate::token::FencingToken;
 const LOCKED_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
-    pub(super) fn amend(&mut self, now: Moment, lease: LeaseKey, amendment: Amendment) {
+    pub(super) fn amend(&mut self, now: Moment, lease: LeaseId, amendment: Amendment) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return self.not_amended(lease, NotAmended::Lost(LossCause::Superseded));
         };
@@ -37,20 +37,20 @@ impl Engine {
     }
 
     /// Sets the hold time of a lease, counted from now on.
-    pub(super) fn start_hold_time(&mut self, now: Moment, lease: LeaseKey, hold_time: HoldTime) {
+    pub(super) fn start_hold_time(&mut self, now: Moment, lease: LeaseId, hold_time: HoldTime) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return;
         };
         if let Some(holding) = self.names.get_mut(&name).and_then(|state| state.holding(id))
             && let HoldingState::Held(leases) = &mut holding.state
         {
-            let limited = leases.iter_mut().filter(|other| other.key == lease);
+            let limited = leases.iter_mut().filter(|other| other.id == lease);
             limited.for_each(|other| *other = LocalLease::new(lease, now, hold_time));
         }
         self.advance(now, &name);
     }
 
-    fn not_amended(&mut self, lease: LeaseKey, reason: NotAmended) {
+    fn not_amended(&mut self, lease: LeaseId, reason: NotAmended) {
         self.actions.push(Action::Amended { lease, result: Err(reason) });
     }
 
@@ -59,7 +59,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         sent_at: Moment,
         amended: ChangeOutcome,
     ) {
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// Repeats the first amendment, or gives it up if a row lock has prevented it for too long.
-    fn amendment_is_locked(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+    fn amendment_is_locked(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -109,7 +109,7 @@ impl Engine {
     }
 
     /// Concludes the first amendment, which took effect after `sent_at`.
-    fn conclude_amendment(&mut self, now: Moment, name: &LockName, id: LeaseId, sent_at: Moment) {
+    fn conclude_amendment(&mut self, now: Moment, name: &LockName, id: AcquisitionId, sent_at: Moment) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -135,7 +135,13 @@ impl Engine {
 
     /// Settles an amendment that the store refused, after a look: the holding still exists, with
     /// this token.
-    pub(super) fn settle_refused_amendment(&mut self, now: Moment, name: &LockName, id: LeaseId, token: FencingToken) {
+    pub(super) fn settle_refused_amendment(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: AcquisitionId,
+        token: FencingToken,
+    ) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -160,7 +166,7 @@ impl Engine {
 
     /// Handles the failure of the first amendment. After a conversion, the state of the lease is
     /// unknown.
-    pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: LeaseId, error: SharedError) {
+    pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: AcquisitionId, error: SharedError) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -178,9 +184,9 @@ impl Engine {
 
 impl super::Holding {
     /// Whether this lease alone has the holding.
-    pub(super) fn is_only(&self, lease: LeaseKey) -> bool {
+    pub(super) fn is_only(&self, lease: LeaseId) -> bool {
         let has_one_lease =
-            matches!(&self.state, HoldingState::Held(leases) if matches!(&leases[..], [only] if only.key == lease));
+            matches!(&self.state, HoldingState::Held(leases) if matches!(&leases[..], [only] if only.id == lease));
         has_one_lease && self.leaving.is_empty()
     }
 }

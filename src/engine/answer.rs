@@ -14,7 +14,9 @@ use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::BEAT;
-use crate::protocol::{ChangeOutcome, ClientChange, JoinOutcome, LeaseId, Mode, Polled, Presence, Request, Response};
+use crate::protocol::{
+    AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Mode, Polled, Presence, Request, Response,
+};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -52,7 +54,7 @@ impl Engine {
                 self.joined(now, &name, id, joined, |token| granting(token, claim.ttl));
             }
             (Ok(Response::Enqueued(holder)), Step::Enqueue, Request::Enqueue(entries)) => {
-                let ids: Vec<LeaseId> = entries.iter().map(|entry| entry.claim.id).collect();
+                let ids: Vec<AcquisitionId> = entries.iter().map(|entry| entry.claim.id).collect();
                 self.enqueued(now, &name, &ids, sent_at, holder);
             }
             (Ok(Response::Released(released)), Step::Release(id), Request::Release(release)) => {
@@ -109,7 +111,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         joined: JoinOutcome,
         granting: impl Fn(FencingToken) -> Granting,
     ) {
@@ -178,7 +180,14 @@ impl Engine {
     }
 
     /// Handles the look-up of a holding after a notice.
-    pub(super) fn looked(&mut self, now: Moment, name: &LockName, id: LeaseId, epoch: Epoch, polled: Option<Polled>) {
+    pub(super) fn looked(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: AcquisitionId,
+        epoch: Epoch,
+        polled: Option<Polled>,
+    ) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -214,7 +223,7 @@ impl Engine {
         for holding in state.holdings.iter_mut().filter(is_meant) {
             holding.is_release_requested = true;
             if let HoldingState::Held(leases) = &holding.state {
-                self.actions.extend(leases.iter().map(|lease| Action::ReleaseRequested { lease: lease.key }));
+                self.actions.extend(leases.iter().map(|lease| Action::ReleaseRequested { lease: lease.id }));
             }
         }
     }
@@ -223,7 +232,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         is_renewed: bool,
         granting: Granting,
         extended: ChangeOutcome,
@@ -269,7 +278,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         granting: Granting,
         extended: ChangeOutcome,
     ) {
@@ -352,7 +361,7 @@ impl Engine {
         }
     }
 
-    fn withdrawal_failed(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+    fn withdrawal_failed(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
         self.refuse_timed_out(now, name, Some(id));
         let closes = self.is_closing();
         let Some(state) = self.names.get_mut(name) else {

@@ -15,7 +15,7 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{
-    EntryRow, GivenUp, Granted, Holder, HolderChange, LeaseId, Mode, Presence, Queue, Request, Transition,
+    AcquisitionId, EntryRow, GivenUp, Granted, Holder, HolderChange, Mode, Presence, Queue, Request, Transition,
 };
 use crate::token::FencingToken;
 
@@ -26,9 +26,9 @@ pub(super) const LONGEST_DELAY: Duration = GRANT.saturating_mul(2);
 /// How the waiters of this client differ from a queue as read.
 #[derive(Default)]
 struct Differences {
-    granted: Vec<(LeaseId, FencingToken, Option<Duration>)>,
+    granted: Vec<(AcquisitionId, FencingToken, Option<Duration>)>,
     /// They need no entry, or the store no longer has it.
-    vanished: Vec<LeaseId>,
+    vanished: Vec<AcquisitionId>,
     /// They ask for a name alone that their owner shares.
     converting: Vec<WaiterId>,
 }
@@ -39,7 +39,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        given_up: Option<LeaseId>,
+        given_up: Option<AcquisitionId>,
         sent_at: Moment,
         epoch: Epoch,
         queue: Option<Queue>,
@@ -75,7 +75,7 @@ impl Engine {
     }
 
     /// Handles a name without a row: it was swept, or the store has lost it.
-    pub(super) fn without_row(&mut self, name: &LockName, given_up: Option<LeaseId>) {
+    pub(super) fn without_row(&mut self, name: &LockName, given_up: Option<AcquisitionId>) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// Decides who is next, and sends the transition or sets when the name is looked at again.
-    fn apply_decision(&mut self, now: Moment, name: &LockName, given_up: Option<LeaseId>, queue: &Queue) {
+    fn apply_decision(&mut self, now: Moment, name: &LockName, given_up: Option<AcquisitionId>, queue: &Queue) {
         if self.puts_off_decision(now, name, queue) {
             return;
         }
@@ -170,7 +170,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        given_up: Option<LeaseId>,
+        given_up: Option<AcquisitionId>,
         queue: &Queue,
         decision: &Decision,
     ) {
@@ -200,7 +200,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        given_up: Option<LeaseId>,
+        given_up: Option<AcquisitionId>,
         transition: &Transition,
         granted: Option<Vec<Granted>>,
         granting: impl Fn(FencingToken, Duration) -> Granting,
@@ -226,7 +226,7 @@ impl Engine {
     }
 
     /// Handles a decision that was not carried out: the name has changed, or a row was locked.
-    pub(super) fn overtaken(&mut self, now: Moment, name: &LockName, given_up: Option<LeaseId>) {
+    pub(super) fn overtaken(&mut self, now: Moment, name: &LockName, given_up: Option<AcquisitionId>) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };

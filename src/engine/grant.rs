@@ -13,13 +13,13 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{CurrentHolder, Holder, LeaseId, Mode, Polled, Presence};
+use crate::protocol::{AcquisitionId, CurrentHolder, Holder, Mode, Polled, Presence};
 use crate::token::FencingToken;
 
 impl Engine {
     /// Handles a granted claim of this client. Its waiter still waits, or the claim is being
     /// withdrawn.
-    pub(super) fn granted(&mut self, now: Moment, name: &LockName, id: LeaseId, granting: Granting) {
+    pub(super) fn granted(&mut self, now: Moment, name: &LockName, id: AcquisitionId, granting: Granting) {
         let Granting { token, since, lasts, ttl, may_linger, .. } = granting;
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -77,7 +77,7 @@ impl Engine {
     }
 
     /// Lets other waiters of the owner enter an exclusive holding.
-    pub(super) fn admit(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+    pub(super) fn admit(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
         while let Some(state) = self.names.get_mut(name)
             && let Some(i) = state.holdings.iter().position(|h| h.id() == id && h.can_be_entered())
             && let Some(other) = state.remove_waiter_of(state.holdings[i].claim.owner)
@@ -120,7 +120,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         token: FencingToken,
         (since, remaining): (Moment, Option<Duration>),
         epoch: Epoch,
@@ -146,7 +146,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         sent_at: Moment,
         holder: CurrentHolder,
     ) {
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Handles a waiter whose owner has no holding to enter: it waits like any other waiter.
-    pub(super) fn not_joined(&mut self, now: Moment, name: &LockName, id: LeaseId) {
+    pub(super) fn not_joined(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -211,7 +211,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        ids: &[LeaseId],
+        ids: &[AcquisitionId],
         sent_at: Moment,
         holder: CurrentHolder,
     ) {
@@ -243,7 +243,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        ids: &[LeaseId],
+        ids: &[AcquisitionId],
         sent_at: Moment,
         epoch: Epoch,
         polled: Option<Polled>,
@@ -293,7 +293,14 @@ impl Engine {
 
     /// Withdraws a waiter's claim from the store, and lets the waiter ask anew under another
     /// identity.
-    pub(super) fn requeue(&mut self, now: Moment, name: &LockName, id: LeaseId, state: WaiterState, may_linger: bool) {
+    pub(super) fn requeue(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: AcquisitionId,
+        state: WaiterState,
+        may_linger: bool,
+    ) {
         let new_id = self.new_id();
         let Some(queue) = self.names.get_mut(name) else {
             return;

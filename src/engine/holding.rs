@@ -3,20 +3,20 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::action::{Amendment, HoldTime, LeaseKey, Verdict};
+use super::action::{Amendment, HoldTime, LeaseId, Verdict};
 use super::heartbeat::{Epoch, Heartbeat};
 use super::withdrawal::FIRST_PAUSE;
 use super::{EXTEND_AFTER, Granting, MAX_INEFFECTIVE_RELEASES};
 use crate::clock::{Moment, reliance};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::{Claim, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, Claim, Mode};
 use crate::token::FencingToken;
 
 /// A lease that shares a holding.
 #[derive(Clone, Debug)]
 pub(super) struct LocalLease {
-    pub(super) key: LeaseKey,
+    pub(super) id: LeaseId,
     /// When the `max_hold` of the lease is over.
     pub(super) ends: Option<Moment>,
     /// The name stays taken until this moment, even if the lease ends earlier in this client.
@@ -24,15 +24,15 @@ pub(super) struct LocalLease {
 }
 
 impl LocalLease {
-    pub(super) fn new(key: LeaseKey, now: Moment, HoldTime { at_least, at_most }: HoldTime) -> Self {
-        Self { key, ends: at_most.map(|at_most| now + at_most), keeps_until: now + at_least }
+    pub(super) fn new(id: LeaseId, now: Moment, HoldTime { at_least, at_most }: HoldTime) -> Self {
+        Self { id, ends: at_most.map(|at_most| now + at_most), keeps_until: now + at_least }
     }
 }
 
 /// A change that a lease waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Amending {
-    pub(super) lease: LeaseKey,
+    pub(super) lease: LeaseId,
     pub(super) amendment: Amendment,
     pub(super) state: AmendmentState,
     /// Since when it meets a row lock.
@@ -55,7 +55,7 @@ pub(super) enum HoldingState {
     /// The last lease is being released.
     Releasing {
         /// The lease whose holder waits for the verdict.
-        lease: Option<LeaseKey>,
+        lease: Option<LeaseId>,
         keep_for: Duration,
         /// Entries wait, and the next holder must be decided from the queue as read.
         by_transition: bool,
@@ -106,13 +106,13 @@ pub(super) struct Holding {
     pub(super) amendments: VecDeque<Amending>,
     /// Leases that were released while other leases share the holding. Their verdict follows when
     /// the store answers that the holding still exists.
-    pub(super) leaving: Vec<LeaseKey>,
+    pub(super) leaving: Vec<LeaseId>,
     /// A look at the holding is in flight, for this many of the leases in `leaving`.
     pub(super) looking_for: Option<usize>,
 }
 
 impl Holding {
-    pub(super) fn id(&self) -> LeaseId {
+    pub(super) fn id(&self) -> AcquisitionId {
         self.claim.id
     }
 
@@ -152,7 +152,7 @@ impl Holding {
         &mut self,
         now: Moment,
         last: &[LocalLease],
-        lease: Option<LeaseKey>,
+        lease: Option<LeaseId>,
         honours_hold_time: bool,
     ) {
         let hold_times = last.iter().filter(|_| honours_hold_time).map(|lease| lease.keeps_until.since(now));

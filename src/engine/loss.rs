@@ -10,14 +10,14 @@ use crate::clock::{Moment, pause_after_expiry};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::LeaseId;
+use crate::protocol::AcquisitionId;
 use crate::token::FencingToken;
 
 impl Engine {
     /// Ends the holdings with this token, which the store has ended.
     pub(super) fn evicted(&mut self, now: Moment, name: &LockName, token: FencingToken) {
         let held = self.names.get(name).map(|state| &state.holdings);
-        let ended: Vec<LeaseId> =
+        let ended: Vec<AcquisitionId> =
             held.into_iter().flatten().filter(|h| h.is_held() && h.has_token(token)).map(Holding::id).collect();
         for id in ended {
             self.lose(now, name, id, LossCause::Superseded);
@@ -54,8 +54,8 @@ impl Engine {
             }
             let ended: Vec<_> = leases.extract_if(.., |lease| lease.ends.is_some_and(|at| at <= now)).collect();
             for lease in &ended {
-                self.leases.remove(&lease.key);
-                self.actions.push(Action::Lost { lease: lease.key, cause: LossCause::MaxHold });
+                self.leases.remove(&lease.id);
+                self.actions.push(Action::Lost { lease: lease.id, cause: LossCause::MaxHold });
             }
             if leases.is_empty() {
                 holding.begin_release(now, &ended, None, true);
@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// Ends a holding that was not released. It is withdrawn, in case the store still knows it.
-    pub(super) fn lose(&mut self, now: Moment, name: &LockName, id: LeaseId, cause: LossCause) {
+    pub(super) fn lose(&mut self, now: Moment, name: &LockName, id: AcquisitionId, cause: LossCause) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -86,8 +86,8 @@ impl Engine {
         match holding.state {
             HoldingState::Held(leases) => {
                 for lease in leases {
-                    self.leases.remove(&lease.key);
-                    self.actions.push(Action::Lost { lease: lease.key, cause });
+                    self.leases.remove(&lease.id);
+                    self.actions.push(Action::Lost { lease: lease.id, cause });
                 }
             }
             HoldingState::Releasing { lease: Some(lease), .. } => {

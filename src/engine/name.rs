@@ -19,7 +19,7 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{Claim, ClientId, EntryRow, EntryState, Holder, LeaseId, LeaseRow, Mode};
+use crate::protocol::{AcquisitionId, Claim, ClientId, EntryRow, EntryState, Holder, LeaseRow, Mode};
 use crate::token::FencingToken;
 
 /// The most entries of a client that wait for one name, without those whose owner may share it
@@ -64,7 +64,7 @@ pub(super) struct Name {
     /// Since when a statement is in flight.
     pub(super) busy_since: Option<Moment>,
     /// The acquisitions that this statement may create.
-    pub(super) creating: Vec<LeaseId>,
+    pub(super) creating: Vec<AcquisitionId>,
     /// When to read the name: it may be granted to an entry, or belong to a forgotten acquisition.
     pub(super) read_at: Option<Moment>,
     /// When an acquisition of this client ended last.
@@ -208,7 +208,7 @@ impl Name {
     }
 
     /// Whether the name has work for an acquisition in this state.
-    pub(super) fn knows(&self, id: LeaseId, state: EntryState) -> bool {
+    pub(super) fn knows(&self, id: AcquisitionId, state: EntryState) -> bool {
         let exported = self.exported_token(id).map(|token| EntryState::Holding(token.get()));
         self.foremost().chain(self.first()).any(|waiter| waiter.claim.id == id)
             || self.holdings.iter().any(|holding| holding.id() == id)
@@ -217,7 +217,7 @@ impl Name {
     }
 
     /// Returns the token of an exported lease that this client detaches or resumes.
-    fn exported_token(&self, id: LeaseId) -> Option<FencingToken> {
+    fn exported_token(&self, id: AcquisitionId) -> Option<FencingToken> {
         let is_of_lease = |detachment: &&Detachment| detachment.id == id || detachment.renamed == Some(id);
         let detached = self.detachments.iter().find(is_of_lease).map(|detachment| detachment.token);
         let resumed = self.foremost().filter_map(|waiter| waiter.resumes).find(|exported| exported.id == id);
@@ -245,18 +245,18 @@ impl Name {
             self.detach(&claim, token, None, now, false);
         }
         let forgotten = stored.into_iter().filter(|(id, state)| !self.knows(*id, *state)).map(|(id, _)| id);
-        for id in forgotten.collect::<Vec<LeaseId>>() {
+        for id in forgotten.collect::<Vec<AcquisitionId>>() {
             self.withdraw(id, now, false);
             let except = self.exported_token(id);
             self.withdrawals.iter_mut().filter(|other| other.id == id).for_each(|other| other.except = except);
         }
     }
 
-    pub(super) fn holding(&mut self, id: LeaseId) -> Option<&mut Holding> {
+    pub(super) fn holding(&mut self, id: AcquisitionId) -> Option<&mut Holding> {
         self.holdings.iter_mut().find(|holding| holding.id() == id)
     }
 
-    pub(super) fn waiter(&mut self, id: LeaseId) -> Option<&mut Waiter> {
+    pub(super) fn waiter(&mut self, id: AcquisitionId) -> Option<&mut Waiter> {
         self.waiters.iter_mut().find(|waiter| waiter.claim.id == id)
     }
 
@@ -296,12 +296,12 @@ impl Name {
 
     /// Schedules the deletion of every trace of an acquisition from the store: now and, if a
     /// request may take effect late, again later.
-    pub(super) fn withdraw(&mut self, id: LeaseId, now: Moment, lingers: bool) {
+    pub(super) fn withdraw(&mut self, id: AcquisitionId, now: Moment, lingers: bool) {
         self.withdraw_after(id, now, Duration::ZERO, lingers);
     }
 
     /// Withdraws an acquisition as [`Self::withdraw`] does, after a pause.
-    pub(super) fn withdraw_after(&mut self, id: LeaseId, now: Moment, pause: Duration, lingers: bool) {
+    pub(super) fn withdraw_after(&mut self, id: AcquisitionId, now: Moment, pause: Duration, lingers: bool) {
         if is_on(Mutation::ForgetLost) {
             return;
         }

@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{LeaseId, ReleaseOutcome, WithdrawalOutcome};
+use crate::protocol::{AcquisitionId, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 /// How long a closing client repeats a release that meets a row lock, such as a fence's.
@@ -21,8 +21,8 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
-        next: Option<(LeaseId, Duration)>,
+        id: AcquisitionId,
+        next: Option<(AcquisitionId, Duration)>,
         released: ReleaseOutcome,
         granting: impl Fn(FencingToken, Duration) -> Granting,
     ) {
@@ -88,7 +88,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        next: Option<(LeaseId, Duration)>,
+        next: Option<(AcquisitionId, Duration)>,
         released: ReleaseOutcome,
         granting: &impl Fn(FencingToken, Duration) -> Granting,
     ) {
@@ -106,7 +106,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         token: FencingToken,
         granting: &impl Fn(FencingToken, Duration) -> Granting,
     ) {
@@ -122,7 +122,7 @@ impl Engine {
     }
 
     /// Ends a holding that was being released, and reports the verdict to its holder.
-    pub(super) fn conclude(&mut self, now: Moment, name: &LockName, id: Option<LeaseId>, verdict: Verdict) {
+    pub(super) fn conclude(&mut self, now: Moment, name: &LockName, id: Option<AcquisitionId>, verdict: Verdict) {
         let (Some(state), Some(id)) = (self.names.get_mut(name), id) else {
             return;
         };
@@ -144,7 +144,7 @@ impl Engine {
         self.lose_amendments(holding.amendments, LossCause::Superseded);
     }
 
-    pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: LeaseId, withdrawn: WithdrawalOutcome) {
+    pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: AcquisitionId, withdrawn: WithdrawalOutcome) {
         self.refuse_timed_out(now, name, Some(id));
         let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {

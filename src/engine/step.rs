@@ -8,7 +8,7 @@ use super::waiter::{Waiter, WaiterState};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{ClientChange, Enqueue, Extension, LeaseId, Mode, Release, Request};
+use crate::protocol::{AcquisitionId, ClientChange, Enqueue, Extension, Mode, Release, Request};
 use crate::token::FencingToken;
 
 /// How many waiting entries are read to decide which one is next.
@@ -17,27 +17,27 @@ const READ_LIMIT: u32 = 32;
 /// Why the next statement is sent.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    Acquire(LeaseId),
-    Join(LeaseId),
+    Acquire(AcquisitionId),
+    Join(AcquisitionId),
     Enqueue,
-    Release(LeaseId),
-    Withdraw(LeaseId),
+    Release(AcquisitionId),
+    Withdraw(AcquisitionId),
     /// Reads the state of this client's entries.
     Poll,
     /// Reads whether a holding still exists, after a notice. Sent as [`Request::Poll`].
-    Look(LeaseId),
+    Look(AcquisitionId),
     /// Reads which entry is next. `given_up`: a holding that is being released.
     Read {
-        given_up: Option<LeaseId>,
+        given_up: Option<AcquisitionId>,
     },
     Transition {
-        given_up: Option<LeaseId>,
+        given_up: Option<AcquisitionId>,
     },
-    Extend(LeaseId),
+    Extend(AcquisitionId),
     /// Makes a change that a caller requested.
-    Amend(LeaseId),
+    Amend(AcquisitionId),
     /// Takes the heartbeat away from an exported lease.
-    Detach(LeaseId),
+    Detach(AcquisitionId),
 }
 
 impl Name {
@@ -207,7 +207,7 @@ impl Name {
     }
 }
 
-fn amend(name: &LockName, id: LeaseId, token: FencingToken, amendment: Amendment) -> Request {
+fn amend(name: &LockName, id: AcquisitionId, token: FencingToken, amendment: Amendment) -> Request {
     let name = name.clone();
     match amendment {
         Amendment::Extend(lasts) => {
@@ -219,6 +219,6 @@ fn amend(name: &LockName, id: LeaseId, token: FencingToken, amendment: Amendment
     }
 }
 
-fn read(name: &LockName, given_up: Option<LeaseId>) -> (Step, Request) {
+fn read(name: &LockName, given_up: Option<AcquisitionId>) -> (Step, Request) {
     (Step::Read { given_up }, Request::Read { name: name.clone(), limit: READ_LIMIT })
 }

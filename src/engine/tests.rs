@@ -17,7 +17,7 @@ use crate::protocol::{
 const START: Moment = Moment::from_nanos(1_000_000_000);
 
 fn engine() -> Engine {
-    Engine::new(ClientId::from_u128(1), "test".into(), LeaseId::from_u128(1 << 32))
+    Engine::new(ClientId::from_u128(1), "test".into(), AcquisitionId::from_u128(1 << 32))
 }
 
 /// Returns an exclusive request of a new owner.
@@ -110,7 +110,7 @@ impl Conversation {
     }
 
     /// Acquires a free name with this token. Returns the claim and the lease.
-    fn hold(&mut self, waiter: u64, wish: Wish, token: FencingToken) -> (Claim, LeaseKey) {
+    fn hold(&mut self, waiter: u64, wish: Wish, token: FencingToken) -> (Claim, LeaseId) {
         let waiter = WaiterId(waiter);
         self.feed(Input::Acquire { waiter, wish });
         let claim = match self.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token))) {
@@ -165,7 +165,7 @@ fn request_before_a_confirmation_is_looked_up() {
 }
 
 /// Ends a lease after a second, and returns for how long its release keeps the name.
-fn kept_after(end: impl FnOnce(&mut Conversation, LeaseKey)) -> Duration {
+fn kept_after(end: impl FnOnce(&mut Conversation, LeaseId)) -> Duration {
     let mut store = Conversation::new();
     let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: Some(Duration::from_secs(2)) };
     let wish = Wish { hold_time, ..wish("a", WaitMode::Wait(None)) };
@@ -378,12 +378,12 @@ fn waits_for_two_names() -> Conversation {
 #[test]
 fn polled_holding_of_no_caller_is_withdrawn() {
     let mut store = waits_for_two_names();
-    let (holder, client) = (Holder::Lease(LeaseId::from_u128(9)), Some(ClientId::from_u128(1)));
+    let (holder, client) = (Holder::Lease(AcquisitionId::from_u128(9)), Some(ClientId::from_u128(1)));
     let row = LeaseRow { holder, owner: None, client, token: 5, remaining: Some(GRANT), waiting: 1, lost: 0, asked: 0 };
     store.feed(Input::Notified { name: None });
     let polled = Polled { row, presences: vec![Presence::Waiting { ahead: 0 }] };
     store.answer(is_poll_of("a"), Response::Polled(Some(polled)));
-    let is_meant = |body: &Request| matches!(body, Request::Withdraw { id, .. } if *id == LeaseId::from_u128(9));
+    let is_meant = |body: &Request| matches!(body, Request::Withdraw { id, .. } if *id == AcquisitionId::from_u128(9));
     assert!(store.open.iter().any(|(_, body)| is_meant(body)), "{:?}", store.open);
 }
 
@@ -544,7 +544,7 @@ fn export_missed_by_the_store_is_repeated_while_resumed() {
     let wish = wish("a", WaitMode::Wait(None));
     let (name, owner) = (wish.name.clone(), wish.owner);
     let token = FencingToken::new(5).expect("positive");
-    let exported = Exported { id: LeaseId::from_u128(7), token };
+    let exported = Exported { id: AcquisitionId::from_u128(7), token };
     engine.handle(START, Input::Resume { waiter: WaiterId(1), wish, exported });
     let client = engine.heartbeat.client;
     let (holder, remaining) = (Holder::Lease(exported.id), Some(Duration::from_secs(10)));
@@ -572,7 +572,7 @@ fn client_that_handed_a_name_over_gets_an_entry_at_once() {
     let token = FencingToken::new(5).expect("a token");
     let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
     store.feed(Input::Release { lease });
-    let granted = Granted { id: LeaseId::from_u128(9), token: FencingToken::new(6).expect("a token") };
+    let granted = Granted { id: AcquisitionId::from_u128(9), token: FencingToken::new(6).expect("a token") };
     store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::ToEntry(granted)));
     store.feed(Input::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
@@ -665,7 +665,7 @@ fn slow_store_delays_a_release_for_some_time_only() {
     let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
     let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
     let dead = EntryRow {
-        id: LeaseId::from_u128(9),
+        id: AcquisitionId::from_u128(9),
         client: Some(ClientId::from_u128(2)),
         owner: Some(crate::owner::Owner::random()),
         is_renewed: true,

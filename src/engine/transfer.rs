@@ -1,6 +1,6 @@
 //! The transfer of a lease from one process to another.
 
-use super::action::{Action, Exported, LeaseKey, Refusal, WaiterId, Wish};
+use super::action::{Action, Exported, LeaseId, Refusal, WaiterId, Wish};
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT};
 use super::{Engine, enter};
@@ -8,13 +8,13 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{ChangeOutcome, Claim, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, ChangeOutcome, Claim, Mode};
 use crate::token::FencingToken;
 
 impl Engine {
     /// Exports a lease to another process: the heartbeat of this client no longer renews it.
     /// `renamed`: the new identity of the lease.
-    pub(super) fn export(&mut self, now: Moment, lease: LeaseKey, renamed: Option<LeaseId>) {
+    pub(super) fn export(&mut self, now: Moment, lease: LeaseId, renamed: Option<AcquisitionId>) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return self.actions.push(Action::Exported { lease, exported: None });
         };
@@ -84,7 +84,7 @@ impl Engine {
         &mut self,
         now: Moment,
         name: &LockName,
-        id: LeaseId,
+        id: AcquisitionId,
         token: FencingToken,
     ) -> bool {
         let Some(state) = self.names.get_mut(name) else {
@@ -106,7 +106,7 @@ impl Engine {
 
     /// Withdraws the exported holding, after the resumed lease that joined it has reached its
     /// caller.
-    pub(super) fn delivered(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
+    pub(super) fn delivered(&mut self, now: Moment, lease: LeaseId, exported: Exported) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return;
         };
@@ -118,7 +118,7 @@ impl Engine {
 
     /// Undoes the resumption of a lease that no caller received. A joined lease is released, and
     /// the exported lease stays; an adopted lease becomes the exported lease again.
-    pub(super) fn hand_back(&mut self, now: Moment, lease: LeaseKey, exported: Exported) {
+    pub(super) fn hand_back(&mut self, now: Moment, lease: LeaseId, exported: Exported) {
         let known = self.leases.get(&lease).and_then(|(name, id)| self.names.get_mut(name)?.holding(*id));
         match known {
             Some(holding) if holding.is_adopted && holding.is_only(lease) => self.export(now, lease, Some(exported.id)),
@@ -127,7 +127,7 @@ impl Engine {
     }
 
     /// Handles the answer to the detachment of an exported lease.
-    pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: LeaseId, amended: Option<ChangeOutcome>) {
+    pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: AcquisitionId, amended: Option<ChangeOutcome>) {
         let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -154,7 +154,7 @@ impl super::name::Name {
         &mut self,
         claim: &Claim,
         token: FencingToken,
-        renamed: Option<LeaseId>,
+        renamed: Option<AcquisitionId>,
         now: Moment,
         lingers: bool,
     ) {
@@ -169,7 +169,7 @@ impl super::name::Name {
 
     /// Withdraws what a late request creates for an exported acquisition, but not the exported
     /// holding.
-    fn withdraw_others(&mut self, id: LeaseId, exported: FencingToken, now: Moment) {
+    fn withdraw_others(&mut self, id: AcquisitionId, exported: FencingToken, now: Moment) {
         self.withdraw(id, now, true);
         self.withdrawals.iter_mut().filter(|other| other.id == id).for_each(|other| other.except = Some(exported));
     }

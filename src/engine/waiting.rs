@@ -10,7 +10,7 @@ use super::{Engine, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{Claim, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, Claim, Mode};
 
 /// How long the engine waits for the withdrawal of a timed-out waiter before it refuses the waiter.
 const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
@@ -103,7 +103,7 @@ impl Engine {
 
     /// Refuses timed-out waiters: the waiter of the withdrawn acquisition, and waiters whose
     /// withdrawals take too long.
-    pub(super) fn refuse_timed_out(&mut self, now: Moment, name: &LockName, withdrawn: Option<LeaseId>) {
+    pub(super) fn refuse_timed_out(&mut self, now: Moment, name: &LockName, withdrawn: Option<AcquisitionId>) {
         for withdrawal in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.withdrawals) {
             let is_over = |(_, at): &mut (WaiterId, Moment)| withdrawn == Some(withdrawal.id) || *at <= now;
             if let Some((waiter, _)) = withdrawal.timed_out.take_if(is_over) {

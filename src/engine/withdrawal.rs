@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::action::WaiterId;
 use crate::clock::Moment;
 use crate::name::LockName;
-use crate::protocol::{ClientChange, ClientId, Extension, LeaseId, Request};
+use crate::protocol::{AcquisitionId, ClientChange, ClientId, Extension, Request};
 use crate::token::FencingToken;
 
 /// The pause before a statement is repeated for the first time.
@@ -17,7 +17,7 @@ pub(super) const LATE_EFFECT: Duration = Duration::from_secs(60);
 /// The deletion of every trace of an acquisition from the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Withdrawal {
-    pub(super) id: LeaseId,
+    pub(super) id: AcquisitionId,
     pub(super) due: Moment,
     pub(super) pause: Duration,
     /// A request for the acquisition may take effect until this moment, so the withdrawal is
@@ -41,9 +41,9 @@ impl Withdrawal {
 /// An exported lease that the heartbeat of this client still renews.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Detachment {
-    pub(super) id: LeaseId,
+    pub(super) id: AcquisitionId,
     /// The identity to restore.
-    pub(super) renamed: Option<LeaseId>,
+    pub(super) renamed: Option<AcquisitionId>,
     pub(super) token: FencingToken,
     pub(super) client: ClientId,
     pub(super) ttl: Duration,

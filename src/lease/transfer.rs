@@ -15,7 +15,7 @@ use crate::engine::{Exported, HoldTime, Refusal, WaitMode, Wish};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{LeaseId, Mode};
+use crate::protocol::{AcquisitionId, Mode};
 use crate::token::FencingToken;
 
 /// A held lease as a text, which another process can [resume](crate::Locks::resume) within its TTL.
@@ -87,7 +87,7 @@ impl FromStr for ExportedLease {
             return Err(invalid("it does not begin with sqlock1"));
         }
         let owner: Owner = word()?.parse().map_err(|_| invalid("its owner is not an id"))?;
-        let id: LeaseId = word()?.parse().map_err(|_| invalid("its lease is not an id"))?;
+        let id: AcquisitionId = word()?.parse().map_err(|_| invalid("its lease is not an id"))?;
         let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(invalid("its token is not a token"))?;
         let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| invalid("its TTL is not a number"))?;
         let mode = if shared {
@@ -171,7 +171,7 @@ mod tests {
         for mode in [Mode::Exclusive, Mode::READ, Mode::Shared { units: 2, permits: 3 }] {
             let name = LockName::new("odd: name:\u{e1}\n")?;
             let token = FencingToken::new(7).ok_or(Error::InvalidOwner)?;
-            let exported = Exported { id: LeaseId::from_u128(9), token };
+            let exported = Exported { id: AcquisitionId::from_u128(9), token };
             let exported =
                 ExportedLease { name, owner: Owner::random(), exported, mode, ttl: Duration::from_millis(1500) };
             let read: ExportedLease = exported.to_string().parse()?;

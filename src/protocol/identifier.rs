@@ -12,7 +12,7 @@ pub(crate) struct ClientId(Uuid);
 /// Identifies one acquisition. Chosen before the first request, so a request whose answer was lost
 /// can be repeated or undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct LeaseId(Uuid);
+pub(crate) struct AcquisitionId(Uuid);
 
 macro_rules! identifier {
     ($type:ident) => {
@@ -39,9 +39,9 @@ macro_rules! identifier {
     };
 }
 identifier!(ClientId);
-identifier!(LeaseId);
+identifier!(AcquisitionId);
 
-impl LeaseId {
+impl AcquisitionId {
     /// Returns the next identity of the client. The first is random; each later one is its
     /// predecessor plus one.
     pub(crate) fn following(self) -> Self {

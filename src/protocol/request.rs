@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ClientId, Holder, LeaseId, Mode};
+use super::{AcquisitionId, ClientId, Holder, Mode};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
@@ -31,10 +31,10 @@ pub(crate) enum Request {
     Release(Release),
     /// Delete every trace of an acquisition: its waiting entry, and its holding unless it has the
     /// token `except`. Answer: [`Withdrawn`](super::Response::Withdrawn).
-    Withdraw { name: LockName, id: LeaseId, except: Option<FencingToken> },
+    Withdraw { name: LockName, id: AcquisitionId, except: Option<FencingToken> },
     /// Read the row of a name and the state of some acquisitions in it. Answer:
     /// [`Polled`](super::Response::Polled).
-    Poll { name: LockName, ids: Vec<LeaseId> },
+    Poll { name: LockName, ids: Vec<AcquisitionId> },
     /// Read a name and its entries: all that hold, and the first `limit` that wait. Answer:
     /// [`Read`](super::Response::Read).
     Read { name: LockName, limit: u32 },
@@ -47,10 +47,10 @@ pub(crate) enum Request {
     Extend(Extension),
     /// Convert an exclusive holding of one lease to shared mode, with the same token. Answer:
     /// [`Downgraded`](super::Response::Downgraded).
-    Downgrade { name: LockName, id: LeaseId, token: FencingToken },
+    Downgrade { name: LockName, id: AcquisitionId, token: FencingToken },
     /// Raise the token of an exclusive holding of one lease. Answer:
     /// [`Raised`](super::Response::Raised).
-    Raise { name: LockName, id: LeaseId, token: FencingToken, to: FencingToken },
+    Raise { name: LockName, id: AcquisitionId, token: FencingToken, to: FencingToken },
     /// End the holding with this token, and notify its client. Answer:
     /// [`Evicted`](super::Response::Evicted).
     Evict { name: LockName, token: FencingToken },
@@ -61,7 +61,7 @@ pub(crate) enum Request {
 
 impl Request {
     /// Returns the acquisitions that the request may create or grant under their own identity.
-    pub(crate) fn created(&self) -> Vec<LeaseId> {
+    pub(crate) fn created(&self) -> Vec<AcquisitionId> {
         match self {
             Self::Acquire(claim) | Self::Join(claim) => vec![claim.id],
             Self::Enqueue(entries) => entries.iter().map(|entry| entry.claim.id).collect(),
@@ -81,7 +81,7 @@ pub(crate) enum Batch {
     /// Releases that free the name at once.
     Release(Vec<Release>),
     /// Polls of one acquisition each.
-    Poll(Vec<(LockName, LeaseId)>),
+    Poll(Vec<(LockName, AcquisitionId)>),
 }
 
 impl Batch {
@@ -113,7 +113,7 @@ impl Batch {
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) name: LockName,
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) owner: Owner,
     pub(crate) client: ClientId,
     /// Whether the heartbeat of the client renews the lease. Otherwise the lease ends with its TTL.
@@ -137,7 +137,7 @@ pub(crate) struct Enqueue {
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) name: LockName,
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
     /// How long the name stays reserved.
     pub(crate) keep_for: Duration,
@@ -155,7 +155,7 @@ pub(crate) struct Transition {
     /// also when the transition is carried out.
     pub(crate) given_up: Option<GivenUp>,
     /// Expired entries to delete. Each must still be expired.
-    pub(crate) expired: Vec<LeaseId>,
+    pub(crate) expired: Vec<AcquisitionId>,
     pub(crate) change: HolderChange,
     /// No live entry remains waiting: the mark of waiting entries is removed.
     pub(crate) is_last: bool,
@@ -173,7 +173,7 @@ pub(crate) struct Seen {
 /// A holding that its holder gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GivenUp {
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
 }
 
@@ -203,7 +203,7 @@ impl HolderChange {
 
     /// Returns the acquisitions that get the name, in the order of their tokens.
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
-    pub(crate) fn granted_ids(&self) -> Vec<LeaseId> {
+    pub(crate) fn granted_ids(&self) -> Vec<AcquisitionId> {
         match self {
             Self::Claim(claim) => vec![claim.id],
             _ => self.grantees().iter().map(|grantee| grantee.id).collect(),
@@ -214,7 +214,7 @@ impl HolderChange {
 /// A waiting entry that gets the name, and how long its grant lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grantee {
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) ttl: Duration,
 }
 
@@ -232,9 +232,9 @@ impl Extension {
 pub(crate) struct Extension {
     pub(crate) name: LockName,
     /// `None`: any acquisition that holds with this token.
-    pub(crate) id: Option<LeaseId>,
+    pub(crate) id: Option<AcquisitionId>,
     /// The new identity of the holding. An earlier request may have set it already.
-    pub(crate) renamed: Option<LeaseId>,
+    pub(crate) renamed: Option<AcquisitionId>,
     pub(crate) token: FencingToken,
     /// The least time that the holding lasts from now on without a heartbeat.
     pub(crate) lasts: Duration,

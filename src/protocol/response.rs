@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{EntryState, Holder, LeaseId, LeaseRow, Queue};
+use super::{AcquisitionId, EntryState, Holder, LeaseRow, Queue};
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
@@ -118,7 +118,7 @@ pub(crate) enum ReleaseOutcome {
 /// A granted name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
 }
 
@@ -150,7 +150,7 @@ impl Presence {
     /// Returns the state of an acquisition according to the row of the name and its entry, if it
     /// has one.
     pub(crate) fn from_rows(
-        id: LeaseId,
+        id: AcquisitionId,
         row: &LeaseRow,
         entry: Option<(EntryState, Option<Duration>)>,
         ahead: u32,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{ClientId, LeaseId};
+use super::{AcquisitionId, ClientId};
 use crate::owner::Owner;
 
 /// The mode in which a name is wanted or held.
@@ -36,7 +36,7 @@ pub(crate) enum Holder {
     /// A released lease, which reserves the name until its `hold_at_least` is over.
     Kept,
     /// One lease of one client.
-    Lease(LeaseId),
+    Lease(AcquisitionId),
     /// The holding entries of the name.
     Entries,
 }
@@ -82,7 +82,7 @@ impl EntryState {
 /// An entry of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EntryRow {
-    pub(crate) id: LeaseId,
+    pub(crate) id: AcquisitionId,
     /// `None`: no heartbeat renews the entry, which lasts until its expiry.
     pub(crate) client: Option<ClientId>,
     pub(crate) owner: Option<Owner>,

@@ -18,11 +18,11 @@ use super::checker::Belief;
 use super::profile::Profile;
 use crate::backend::memory::{Memory, Prepared, TransactionId};
 use crate::clock::Moment;
-use crate::engine::{Amendment, Engine, Exported, Input, LeaseKey, RequestId, SharedError, WaiterId};
+use crate::engine::{Amendment, Engine, Exported, Input, LeaseId, RequestId, SharedError, WaiterId};
 use crate::error::Error;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, LeaseId, Mode, Request};
+use crate::protocol::{AcquisitionId, ClientId, Mode, Request};
 use crate::random::Random;
 use crate::token::FencingToken;
 use failover::Failover;
@@ -106,12 +106,12 @@ enum ActorState {
     },
     /// The caller waits for a change of its lease.
     Changing {
-        lease: LeaseKey,
+        lease: LeaseId,
         amendment: Amendment,
     },
     Holding {
-        lease: LeaseKey,
-        id: LeaseId,
+        lease: LeaseId,
+        id: AcquisitionId,
         releases_at: u64,
         fences: bool,
     },
@@ -148,25 +148,25 @@ pub(super) struct World {
     clients: Vec<Client>,
     actors: Vec<Actor>,
     next_waiter: u64,
-    beliefs: BTreeMap<(usize, LeaseKey), Belief>,
-    evicted: BTreeMap<(usize, LeaseKey), u64>,
+    beliefs: BTreeMap<(usize, LeaseId), Belief>,
+    evicted: BTreeMap<(usize, LeaseId), u64>,
     /// The highest token of each name whose holder was asked to release it.
     asked: BTreeMap<LockName, i64>,
     /// The leases whose holders know that their release was asked for.
-    informed: BTreeSet<(usize, LeaseKey)>,
+    informed: BTreeSet<(usize, LeaseId)>,
     /// Leases that have entered a holding of an informed holder.
-    must_be_informed: Vec<(usize, LeaseKey)>,
+    must_be_informed: Vec<(usize, LeaseId)>,
     exported: Vec<(Exported, LockName, Owner, Mode)>,
     /// Exported leases that no client has resumed, and when they were exported.
-    resumable: BTreeMap<LeaseId, u64>,
-    handed_back: BTreeSet<(usize, LeaseKey)>,
+    resumable: BTreeMap<AcquisitionId, u64>,
+    handed_back: BTreeSet<(usize, LeaseId)>,
     /// The tries of a crowd.
     crowd: BTreeSet<WaiterId>,
     /// Leases of a crowd that are to be released at once.
-    unwanted: Vec<(usize, LeaseKey)>,
+    unwanted: Vec<(usize, LeaseId)>,
     /// Resumed leases that are not delivered to their callers yet.
-    delivered: Vec<(usize, LeaseKey, Exported)>,
-    releasing: BTreeMap<(usize, LeaseKey), (LockName, FencingToken, usize, i64)>,
+    delivered: Vec<(usize, LeaseId, Exported)>,
+    releasing: BTreeMap<(usize, LeaseId), (LockName, FencingToken, usize, i64)>,
     fenced: BTreeMap<TransactionId, Fenced>,
     newest: BTreeMap<LockName, i64>,
     idle_since: BTreeMap<&'static str, u64>,

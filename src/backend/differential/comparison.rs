@@ -6,8 +6,8 @@ use super::{TOLERANCE, Tables};
 use crate::backend::memory::Entry;
 use crate::backend::micros;
 use crate::protocol::{
-    CurrentHolder, EntryState, Granted, Holder, JoinOutcome, LeaseId, LeaseRow, Presence, Release, ReleaseOutcome,
-    Request, Response,
+    AcquisitionId, CurrentHolder, EntryState, Granted, Holder, JoinOutcome, LeaseRow, Presence, Release,
+    ReleaseOutcome, Request, Response,
 };
 use crate::token::FencingToken;
 
@@ -84,7 +84,7 @@ pub(super) fn is_alike(model: &Response, database: &Response) -> bool {
 }
 
 /// Returns the grants in a response.
-pub(super) fn granted(request: &Request, response: &Response) -> Vec<(LeaseId, i64)> {
+pub(super) fn granted(request: &Request, response: &Response) -> Vec<(AcquisitionId, i64)> {
     let of = |grant: &Granted| (grant.id, grant.token.get());
     match (request, response) {
         (Request::Acquire(claim), Response::Acquired(Ok(token))) => vec![(claim.id, token.get())],
@@ -97,7 +97,7 @@ pub(super) fn granted(request: &Request, response: &Response) -> Vec<(LeaseId, i
     }
 }
 
-pub(super) fn token_of(tables: &Tables, id: LeaseId) -> i64 {
+pub(super) fn token_of(tables: &Tables, id: AcquisitionId) -> i64 {
     let entry = tables.entries.iter().find_map(|((_, i), entry)| match entry.state {
         EntryState::Holding(token) if *i == id => Some(token),
         _ => None,
@@ -107,7 +107,7 @@ pub(super) fn token_of(tables: &Tables, id: LeaseId) -> i64 {
 }
 
 /// One id may be in use for several names, with another token in each.
-pub(super) fn holds(tables: &Tables, id: LeaseId, token: i64) -> bool {
+pub(super) fn holds(tables: &Tables, id: AcquisitionId, token: i64) -> bool {
     let entries = tables.entries.iter().filter(|((_, i), _)| *i == id);
     let rows = tables.leases.values().filter(|row| row.holder == Holder::Lease(id));
     let mut tokens = entries.map(|(_, entry)| entry.state).chain(rows.map(|row| EntryState::Holding(row.token)));

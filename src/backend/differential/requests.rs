@@ -6,8 +6,8 @@ use super::{Sequence, now};
 use crate::engine::policy::{Decision, decide};
 use crate::name::LockName;
 use crate::protocol::{
-    Claim, ClientChange, ClientId, Enqueue, EntryState, Extension, GivenUp, Grantee, Holder, HolderChange, LeaseId,
-    Mode, Release, Request, Response, Transition,
+    AcquisitionId, Claim, ClientChange, ClientId, Enqueue, EntryState, Extension, GivenUp, Grantee, Holder,
+    HolderChange, Mode, Release, Request, Response, Transition,
 };
 use crate::token::FencingToken;
 
@@ -28,15 +28,15 @@ impl Sequence {
         Duration::from_millis(self.pick(&[7_500, 12_500, 32_500]))
     }
 
-    pub(super) fn new_id(&mut self) -> LeaseId {
+    pub(super) fn new_id(&mut self) -> AcquisitionId {
         self.next_id += 1;
-        let id = LeaseId::from_u128(self.next_id);
+        let id = AcquisitionId::from_u128(self.next_id);
         self.ids.push(id);
         id
     }
 
     /// Returns a new id, or rarely one that was used before.
-    pub(super) fn id(&mut self) -> LeaseId {
+    pub(super) fn id(&mut self) -> AcquisitionId {
         if self.ids.is_empty() || self.random.permille(850) { self.new_id() } else { self.pick(&self.ids.clone()) }
     }
 
@@ -60,9 +60,9 @@ impl Sequence {
     }
 
     /// Returns a holding of the name.
-    pub(super) fn holding(&mut self, name: &LockName) -> Option<(LeaseId, FencingToken)> {
+    pub(super) fn holding(&mut self, name: &LockName) -> Option<(AcquisitionId, FencingToken)> {
         let row = self.model.leases.get(name)?;
-        let mut all: Vec<(LeaseId, i64)> = self
+        let mut all: Vec<(AcquisitionId, i64)> = self
             .model
             .entries
             .iter()
@@ -83,10 +83,11 @@ impl Sequence {
     }
 
     /// Returns a holding of the name, or rarely one that has ended.
-    pub(super) fn holding_or_none(&mut self, name: &LockName) -> (LeaseId, FencingToken) {
+    pub(super) fn holding_or_none(&mut self, name: &LockName) -> (AcquisitionId, FencingToken) {
         let held = self.holding(name);
         let row = self.model.leases.get(name).map_or(1, |row| row.token.max(1));
-        let (id, token) = held.unwrap_or_else(|| (LeaseId::from_u128(7), FencingToken::new(row).expect("positive")));
+        let (id, token) =
+            held.unwrap_or_else(|| (AcquisitionId::from_u128(7), FencingToken::new(row).expect("positive")));
         match self.random.below(20) {
             0 => (self.id(), token),
             1 => (id, FencingToken::new((token.get() - 1).max(1)).expect("positive")),
@@ -95,8 +96,9 @@ impl Sequence {
     }
 
     /// Returns an id that is in use for the name, or rarely another one.
-    pub(super) fn used_id(&mut self, name: &LockName) -> LeaseId {
-        let mut all: Vec<LeaseId> = self.model.entries.keys().filter(|(n, _)| n == name).map(|(_, id)| *id).collect();
+    pub(super) fn used_id(&mut self, name: &LockName) -> AcquisitionId {
+        let mut all: Vec<AcquisitionId> =
+            self.model.entries.keys().filter(|(n, _)| n == name).map(|(_, id)| *id).collect();
         if let Some(Holder::Lease(id)) = self.model.leases.get(name).map(|row| row.holder) {
             all.push(id);
         }
@@ -151,7 +153,7 @@ impl Sequence {
                 Request::Withdraw { id: self.used_id(&name), name, except: except.map(|(_, token)| token) }
             }
             74..79 => {
-                let mut ids: Vec<LeaseId> = (0..=self.random.below(3)).map(|_| self.used_id(&name)).collect();
+                let mut ids: Vec<AcquisitionId> = (0..=self.random.below(3)).map(|_| self.used_id(&name)).collect();
                 ids.sort();
                 ids.dedup();
                 Request::Poll { name, ids }

@@ -2,7 +2,7 @@
 
 use crate::backend::memory::{Client, Entry, Lease};
 use crate::backend::stored::{TableRow, holder, parse_id};
-use crate::protocol::{EntryState, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, EntryState, Mode};
 
 /// Reads a row of `sqlock_client`.
 pub(crate) fn read_client(row: &impl TableRow) -> Result<Client, sqlx::Error> {
@@ -26,7 +26,7 @@ pub(crate) fn read_lease(row: &impl TableRow) -> Result<Lease, sqlx::Error> {
 
 /// Reads a row of `sqlock_entry`. `is_renewed`: the column that has the value of `is_renewed` as an
 /// integer.
-pub(crate) fn read_entry(row: &impl TableRow, is_renewed: &str) -> Result<(LeaseId, Entry), sqlx::Error> {
+pub(crate) fn read_entry(row: &impl TableRow, is_renewed: &str) -> Result<(AcquisitionId, Entry), sqlx::Error> {
     let entry = Entry {
         client: parse_id(&row.text("client")?)?,
         owner: parse_id(&row.text("owner")?)?,

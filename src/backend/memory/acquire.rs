@@ -4,7 +4,7 @@ use super::row::{positive, remaining};
 use super::{Entry, Key, Lease, Memory, MustWait, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::{Claim, EntryState, Holder, JoinOutcome, LeaseId, Mode, Response};
+use crate::protocol::{AcquisitionId, Claim, EntryState, Holder, JoinOutcome, Mode, Response};
 use crate::token::FencingToken;
 
 impl Memory {
@@ -98,7 +98,7 @@ impl Memory {
             own.client = before.client.or(own.client);
             (own.ttl, own.expires_at) = (own.ttl.max(before.ttl), own.expires_at.max(before.expires_at));
         }
-        let is_live = |(_, e): &(LeaseId, &Entry)| {
+        let is_live = |(_, e): &(AcquisitionId, &Entry)| {
             e.state == EntryState::Holding(row.token)
                 && e.mode == Mode::Exclusive
                 && e.owner == Some(claim.owner)

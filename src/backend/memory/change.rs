@@ -7,7 +7,9 @@ use super::{Entry, Key, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{AskOutcome, ChangeOutcome, ClientId, EntryState, Extension, Holder, LeaseId, Mode, Response};
+use crate::protocol::{
+    AcquisitionId, AskOutcome, ChangeOutcome, ClientId, EntryState, Extension, Holder, Mode, Response,
+};
 
 impl Memory {
     pub(super) fn extend(&self, extension: &Extension, now: i64) -> Prepared {
@@ -21,13 +23,13 @@ impl Memory {
     fn extend_entries(&self, extension: &Extension, now: i64) -> Option<Prepared> {
         let Extension { name, renamed, token, lasts, ttl, .. } = extension;
         let answer = |extended| Some(Prepared::new(Response::Extended(extended)));
-        let holds = |(id, e): &(LeaseId, &Entry)| {
+        let holds = |(id, e): &(AcquisitionId, &Entry)| {
             is_named(extension, *id) && e.state == EntryState::Holding(token.get()) && e.owner.is_some()
         };
         let mut holding = self.entries_named(name).filter(holds).peekable();
         holding.peek()?;
-        let is_valid = |(_, e): &(LeaseId, &Entry)| counts(extension, self.entry_until(e), e.client, now);
-        let valid: Vec<(LeaseId, &Entry)> = holding.filter(is_valid).collect();
+        let is_valid = |(_, e): &(AcquisitionId, &Entry)| counts(extension, self.entry_until(e), e.client, now);
+        let valid: Vec<(AcquisitionId, &Entry)> = holding.filter(is_valid).collect();
         if valid.is_empty() {
             return answer(ChangeOutcome::NotHeld);
         }
@@ -79,7 +81,7 @@ impl Memory {
         Some(Prepared::new(Response::Extended(ChangeOutcome::Done)).write(Write::Lease(name.clone(), longer)))
     }
 
-    pub(super) fn downgrade(&self, name: &LockName, id: LeaseId, token: i64) -> Prepared {
+    pub(super) fn downgrade(&self, name: &LockName, id: AcquisitionId, token: i64) -> Prepared {
         let answer = |downgraded| Prepared::new(Response::Downgraded(downgraded));
         let shares = |entry: &Entry| entry.state == EntryState::Holding(token) && entry.mode == Mode::READ;
         if self.owned_entry(name, id).is_some_and(shares) {
@@ -123,7 +125,7 @@ impl Memory {
             .write(Write::Lease(name.clone(), row))
     }
 
-    pub(super) fn raise(&self, name: &LockName, id: LeaseId, token: i64, to: i64) -> Prepared {
+    pub(super) fn raise(&self, name: &LockName, id: AcquisitionId, token: i64, to: i64) -> Prepared {
         let answer = |raised| Prepared::new(Response::Raised(raised));
         if self.exclusive_holding(name, id, to).is_some() {
             return answer(ChangeOutcome::Done);
@@ -142,7 +144,7 @@ impl Memory {
         let Some(row) = self.leases.get(name) else {
             return answer(AskOutcome::Holders(0));
         };
-        let is_live = |(_, e): &(LeaseId, &Entry)| {
+        let is_live = |(_, e): &(AcquisitionId, &Entry)| {
             matches!(e.state, EntryState::Holding(_)) && e.owner.is_some() && self.entry_until(e) > now
         };
         let is_alone = matches!(row.holder, Holder::Lease(_)) && self.read_row(row, now).remaining.is_some();
@@ -168,13 +170,13 @@ impl Memory {
     }
 
     /// Returns the row of a name that one lease holds with this token.
-    pub(super) fn exclusive_holding(&self, name: &LockName, id: LeaseId, token: i64) -> Option<Lease> {
+    pub(super) fn exclusive_holding(&self, name: &LockName, id: AcquisitionId, token: i64) -> Option<Lease> {
         self.leases.get(name).filter(|row| row.holder == Holder::Lease(id) && row.token == token).cloned()
     }
 }
 
 /// Returns whether an extension is about this acquisition.
-fn is_named(extension: &Extension, id: LeaseId) -> bool {
+fn is_named(extension: &Extension, id: AcquisitionId) -> bool {
     extension.id.is_none_or(|named| named == id) || extension.renamed == Some(id)
 }
 

@@ -17,7 +17,7 @@ use crate::backend::{
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::protocol::{ClientId, EntryState, Holder, LeaseId, Mode, Request, Response};
+use crate::protocol::{AcquisitionId, ClientId, EntryState, Holder, Mode, Request, Response};
 use crate::token::FencingToken;
 
 /// A backend whose connections lead to a [`MemoryServer`].
@@ -143,7 +143,7 @@ impl AdminStore for MemoryConnection {
             let (now, state) = (self.server.now(), self.server.state());
             let mut waiting: Vec<_> = state.waiting(name, now).collect();
             waiting.sort_by_key(|(id, entry)| (entry.arrived, *id));
-            let waiter = |(id, entry): (LeaseId, &Entry)| {
+            let waiter = |(id, entry): (AcquisitionId, &Entry)| {
                 let (holder, label) = state.text(id);
                 ListedWaiter { id, mode: entry.mode, holder, label, arrived_at: entry.arrived }
             };
@@ -204,7 +204,7 @@ impl Store for MemoryConnection {
 }
 
 impl State {
-    fn text(&self, id: LeaseId) -> (String, String) {
+    fn text(&self, id: AcquisitionId) -> (String, String) {
         self.texts.get(&id).map(|(holder, label)| (holder.to_string(), label.to_string())).unwrap_or_default()
     }
 
@@ -216,7 +216,7 @@ impl State {
         });
     }
 
-    fn waiting<'s>(&'s self, name: &'s LockName, now: i64) -> impl Iterator<Item = (LeaseId, &'s Entry)> {
+    fn waiting<'s>(&'s self, name: &'s LockName, now: i64) -> impl Iterator<Item = (AcquisitionId, &'s Entry)> {
         let is_live = move |entry: &Entry| self.model.entry_until(entry) > now;
         self.model.entries_named(name).filter(move |(_, e)| e.state == EntryState::Waiting && is_live(e))
     }
@@ -249,7 +249,7 @@ impl State {
         let alone = row.and_then(|row| {
             let id = match row.holder {
                 Holder::Lease(id) => id,
-                Holder::Kept => LeaseId::from_u128(0),
+                Holder::Kept => AcquisitionId::from_u128(0),
                 Holder::Nobody | Holder::Entries => return None,
             };
             let until = self.model.valid_until(row.expires_at, row.client, row.ttl);

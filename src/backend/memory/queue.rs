@@ -9,7 +9,7 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{
-    CurrentHolder, Enqueue, EntryRow, EntryState, Holder, LeaseId, Polled, Presence, Queue, Response,
+    AcquisitionId, CurrentHolder, Enqueue, EntryRow, EntryState, Holder, Polled, Presence, Queue, Response,
 };
 
 impl Memory {
@@ -42,9 +42,9 @@ impl Memory {
         Ok(prepared)
     }
 
-    pub(super) fn poll(&self, name: &LockName, ids: &[LeaseId], now: i64) -> Option<Polled> {
+    pub(super) fn poll(&self, name: &LockName, ids: &[AcquisitionId], now: i64) -> Option<Polled> {
         let row = self.read_row(self.leases.get(name)?, now);
-        let presence = |id: &LeaseId| {
+        let presence = |id: &AcquisitionId| {
             let entry = self.entries.get(&(name.clone(), *id));
             let is_ahead = |other: &Entry, of: &Entry, other_id| {
                 let is_live = remaining(self.entry_until(other), now).is_some();

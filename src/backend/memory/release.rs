@@ -6,7 +6,8 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{
-    ChangeOutcome, ClientId, EntryState, Holder, LeaseId, Mode, Release, ReleaseOutcome, Response, WithdrawalOutcome,
+    AcquisitionId, ChangeOutcome, ClientId, EntryState, Holder, Mode, Release, ReleaseOutcome, Response,
+    WithdrawalOutcome,
 };
 use crate::token::FencingToken;
 
@@ -45,7 +46,7 @@ impl Memory {
         });
         let awaited = self.is_awaited(name, row);
         let mut prepared = Prepared::new(Response::Released(ReleaseOutcome::Ended { awaited }));
-        let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && other != *id;
+        let is_shared = |(other, e): (AcquisitionId, &Entry)| e.state == entry.state && other != *id;
         if !self.entries_named(name).any(is_shared) {
             prepared.ends.push((name.clone(), token.get(), End::Released));
         }
@@ -84,7 +85,7 @@ impl Memory {
         })
     }
 
-    pub(super) fn withdraw(&self, name: &LockName, id: LeaseId, except: Option<FencingToken>) -> Prepared {
+    pub(super) fn withdraw(&self, name: &LockName, id: AcquisitionId, except: Option<FencingToken>) -> Prepared {
         let answer = |withdrawn| Prepared::new(Response::Withdrawn(withdrawn));
         let row = self.leases.get(name).cloned();
         let stays = |token: i64| except.is_some_and(|except| except.get() == token);
@@ -120,13 +121,13 @@ impl Memory {
             return answer(ChangeOutcome::NotHeld);
         };
         // Acquisitions of one owner from several clients share a token, and end together.
-        let ended: Vec<(LeaseId, Option<ClientId>)> = self
+        let ended: Vec<(AcquisitionId, Option<ClientId>)> = self
             .entries_named(name)
             .filter(|(_, entry)| entry.state == EntryState::Holding(token))
             .map(|(id, entry)| (id, entry.client))
             .collect();
         // A released holding that keeps the name unavailable is not counted as lost.
-        let is_owned = |(_, e): (LeaseId, &Entry)| e.state == EntryState::Holding(token) && e.owner.is_some();
+        let is_owned = |(_, e): (AcquisitionId, &Entry)| e.state == EntryState::Holding(token) && e.owner.is_some();
         let is_lost = self.entries_named(name).any(is_owned) || matches!(row.holder, Holder::Lease(_));
         let ends_row = matches!(row.holder, Holder::Lease(_) | Holder::Kept) && row.token == token;
         if !ends_row && ended.is_empty() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
-use crate::protocol::{Claim, ClientId, EntryState, Granted, Holder, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, Claim, ClientId, EntryState, Granted, Holder, Mode};
 use crate::token::FencingToken;
 
 /// A row of `sqlock_client`.
@@ -66,7 +66,7 @@ impl Lease {
 
     pub(super) fn grant_to(
         &mut self,
-        id: LeaseId,
+        id: AcquisitionId,
         owner: Option<Owner>,
         client: Option<ClientId>,
         ttl: Duration,

@@ -13,7 +13,7 @@ use crate::engine::policy::{Decision, decide};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
-    ChangeOutcome, Claim, ClientId, EntryState, Extension, Holder, HolderChange, LeaseId, Mode, Request, Response,
+    AcquisitionId, ChangeOutcome, Claim, ClientId, EntryState, Extension, Holder, HolderChange, Mode, Request, Response,
 };
 use crate::token::FencingToken;
 
@@ -33,7 +33,7 @@ pub(super) struct State {
     pub(super) model: Memory,
     transactions: TransactionId,
     /// The holder and the label of acquisitions, for lists.
-    pub(super) texts: HashMap<LeaseId, (Arc<str>, Arc<str>)>,
+    pub(super) texts: HashMap<AcquisitionId, (Arc<str>, Arc<str>)>,
     /// The notes of holders, by name and token.
     pub(super) notes: BTreeMap<(LockName, i64), String>,
     /// The refused names, with the tokens of their holder.
@@ -83,7 +83,7 @@ impl MemoryServer {
         let (random, now) = (Owner::random(), self.now());
         let claim = Claim {
             name: name.clone(),
-            id: LeaseId::from_u128(uuid::Uuid::new_v4().as_u128()),
+            id: AcquisitionId::from_u128(uuid::Uuid::new_v4().as_u128()),
             owner: random,
             client: ClientId::from_u128(uuid::Uuid::new_v4().as_u128()),
             is_renewed: false,

@@ -4,7 +4,7 @@ use super::row::{positive, remaining};
 use super::{End, Entry, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::{ClientId, EntryState, Granted, Holder, HolderChange, LeaseId, Mode, Response, Transition};
+use crate::protocol::{AcquisitionId, ClientId, EntryState, Granted, Holder, HolderChange, Mode, Response, Transition};
 
 /// A transition that is being prepared.
 struct Draft<'t> {
@@ -84,7 +84,8 @@ impl Memory {
                 // An entry without an owner was released before and only kept the name unavailable.
                 // A token shared by several acquisitions of one owner is lost with the last of
                 // them.
-                let is_shared = |(other, e): (LeaseId, &Entry)| e.state == entry.state && !expired.contains(&other);
+                let is_shared =
+                    |(other, e): (AcquisitionId, &Entry)| e.state == entry.state && !expired.contains(&other);
                 losers.extend(entry.client);
                 if entry.owner.is_some() && !self.entries_named(name).any(is_shared) {
                     row.lost = row.lost.max(token);
@@ -112,7 +113,7 @@ impl Memory {
     fn excludes_change(&self, draft: &Draft<'_>) -> bool {
         let Transition { name, expired, change, .. } = draft.transition;
         let mut staying = self.staying(draft.transition);
-        let is_waiting = |(id, e): (LeaseId, &Entry)| e.state == EntryState::Waiting && !expired.contains(&id);
+        let is_waiting = |(id, e): (AcquisitionId, &Entry)| e.state == EntryState::Waiting && !expired.contains(&id);
         if matches!(change, HolderChange::Claim(_)) && self.entries_named(name).any(is_waiting) {
             return true;
         }
@@ -126,7 +127,7 @@ impl Memory {
     }
 
     /// The holding entries that the transition does not end.
-    fn staying(&self, transition: &Transition) -> impl Iterator<Item = (LeaseId, &Entry)> {
+    fn staying(&self, transition: &Transition) -> impl Iterator<Item = (AcquisitionId, &Entry)> {
         let Transition { name, expired, .. } = transition;
         self.entries_named(name).filter(|(id, e)| e.state != EntryState::Waiting && !expired.contains(id))
     }
@@ -136,7 +137,7 @@ impl Memory {
         let Transition { name, change, .. } = draft.transition;
         let Draft { row, prepared, .. } = draft;
         let now = draft.now;
-        let waiting = |id: LeaseId| {
+        let waiting = |id: AcquisitionId| {
             let entry = self.entries.get(&(name.clone(), id)).filter(|entry| entry.state == EntryState::Waiting)?;
             (!self.is_entry_locked(name, id)).then_some(entry)
         };

@@ -7,7 +7,7 @@ use super::script::{AMENDED, LOCK_NAME, Script, Sending, amended, id_literal, na
 use super::store::{Attempt, Flavor, MySqlQuery, Nowait, attempt};
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::{AskOutcome, ChangeOutcome, ClientChange, Extension, Holder, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, AskOutcome, ChangeOutcome, ClientChange, Extension, Holder, Mode};
 use crate::token::FencingToken;
 
 // ---- extend
@@ -215,7 +215,7 @@ pub(super) async fn downgrade(
     conn: &mut MySqlConnection,
     sending: Sending,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     token: FencingToken,
 ) -> Result<ChangeOutcome, sqlx::Error> {
     let (name, id, token) = (&*name_literal(name), &*id_literal(id), &*token.get().to_string());
@@ -250,7 +250,7 @@ pub(super) async fn raise(
     conn: &mut MySqlConnection,
     flavor: Flavor,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     token: FencingToken,
     to: FencingToken,
 ) -> Result<ChangeOutcome, sqlx::Error> {

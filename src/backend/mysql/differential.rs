@@ -15,7 +15,7 @@ use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::backend::memory::Key;
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::{Batch, ClientId, LeaseId, Request, Response};
+use crate::protocol::{AcquisitionId, Batch, ClientId, Request, Response};
 use crate::token::FencingToken;
 
 const TABLES: [&str; 3] = [
@@ -91,7 +91,7 @@ impl Database for Server {
         store::execute(connection_of, self.flavor, Sending::OneText, request).await
     }
 
-    async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
+    async fn fence(&mut self, name: &LockName, id: AcquisitionId, token: FencingToken) -> bool {
         let check =
             FenceCheck { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
         fence(self.begin().await, &check).await.expect("an answer") == FenceOutcome::Fenced

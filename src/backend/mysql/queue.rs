@@ -12,7 +12,7 @@ use super::store::is_timeout;
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, current_holder, read_entry, read_lease, remaining};
 use crate::name::LockName;
-use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
+use crate::protocol::{AcquisitionId, CurrentHolder, Enqueue, EntryState, LeaseRow, Polled, Presence, Queue, Response};
 
 // ---- enqueue
 
@@ -115,9 +115,9 @@ const POLL_NAMES: &str = poll!(
 pub(super) async fn poll(
     conn: &mut MySqlConnection,
     name: &LockName,
-    ids: &[LeaseId],
+    ids: &[AcquisitionId],
 ) -> Result<Option<Polled>, sqlx::Error> {
-    let wanted = Value::from_iter(ids.iter().map(LeaseId::to_string)).to_string();
+    let wanted = Value::from_iter(ids.iter().map(AcquisitionId::to_string)).to_string();
     let rows = sqlx::query(POLL).bind(wanted).bind(name.as_str().as_bytes()).fetch_all(conn).await?;
     read_poll(&rows.iter().collect::<Vec<_>>(), ids)
 }
@@ -125,7 +125,7 @@ pub(super) async fn poll(
 /// Reads rows of names, each with the state of one acquisition.
 pub(super) async fn poll_many(
     conn: &mut MySqlConnection,
-    polls: &[(LockName, LeaseId)],
+    polls: &[(LockName, AcquisitionId)],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let ids = list(polls, |(_, id)| id_literal(*id));
     let names = list(polls, |(name, _)| name_literal(name));
@@ -135,7 +135,7 @@ pub(super) async fn poll_many(
     for row in &rows {
         by_name.entry(row.try_get("name")?).or_default().push(row);
     }
-    let answer = |(name, id): &(LockName, LeaseId)| {
+    let answer = |(name, id): &(LockName, AcquisitionId)| {
         let rows = by_name.get(name.as_str().as_bytes()).map_or(&[][..], Vec::as_slice);
         read_poll(rows, &[*id]).map(|polled| Some(Response::Polled(polled)))
     };
@@ -143,7 +143,7 @@ pub(super) async fn poll_many(
 }
 
 /// Reads the rows of one name that a poll returned.
-fn read_poll(rows: &[&MySqlRow], ids: &[LeaseId]) -> Result<Option<Polled>, sqlx::Error> {
+fn read_poll(rows: &[&MySqlRow], ids: &[AcquisitionId]) -> Result<Option<Polled>, sqlx::Error> {
     let Some(first) = rows.first() else {
         return Ok(None);
     };

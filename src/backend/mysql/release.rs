@@ -11,7 +11,7 @@ use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, toke
 use crate::backend::micros;
 use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
 use crate::name::LockName;
-use crate::protocol::{ChangeOutcome, Granted, Holder, LeaseId, Release, ReleaseOutcome, WithdrawalOutcome};
+use crate::protocol::{AcquisitionId, ChangeOutcome, Granted, Holder, Release, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 // ---- release
@@ -309,7 +309,7 @@ pub(super) async fn withdraw(
     conn: &mut MySqlConnection,
     sending: Sending,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     except: Option<FencingToken>,
 ) -> Result<WithdrawalOutcome, sqlx::Error> {
     let (name, id) = (&*name_literal(name), &*id_literal(id));

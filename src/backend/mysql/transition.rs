@@ -7,7 +7,7 @@ use super::script::{Script, Sending, filled, id_literal, name_literal, read_flag
 use super::store::token;
 use crate::backend::micros;
 use crate::backend::stored::holder_text;
-use crate::protocol::{Granted, Grantee, Holder, HolderChange, LeaseId, Mode, Transition};
+use crate::protocol::{AcquisitionId, Granted, Grantee, Holder, HolderChange, Mode, Transition};
 
 // Bind order: name, holder, token.
 #[rustfmt::skip]
@@ -150,7 +150,7 @@ pub(super) async fn transition(
         return Ok(None);
     }
     let first: u64 = sqlx::Row::try_get(&row, 1)?;
-    let grant = |(id, token_of): (LeaseId, u64)| Ok(Granted { id, token: token(token_of)? });
+    let grant = |(id, token_of): (AcquisitionId, u64)| Ok(Granted { id, token: token(token_of)? });
     change.granted_ids().into_iter().zip(first..).map(grant).collect::<Result<_, sqlx::Error>>().map(Some)
 }
 
@@ -245,6 +245,6 @@ fn add_change(script: &mut Script, change: &HolderChange) {
 }
 
 /// Joins ids as literals for IN. The list is never empty: it begins with an id that no row has.
-fn list_ids(ids: impl Iterator<Item = LeaseId>) -> String {
+fn list_ids(ids: impl Iterator<Item = AcquisitionId>) -> String {
     ids.fold(String::from("''"), |list, id| format!("{list}, '{id}'"))
 }

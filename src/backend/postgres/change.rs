@@ -6,7 +6,7 @@ use super::store::{Connection, notice, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, client_text};
 use crate::name::LockName;
-use crate::protocol::{AskOutcome, ChangeOutcome, Extension, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, AskOutcome, ChangeOutcome, Extension, Mode};
 use crate::token::FencingToken;
 
 /// Reads the outcome of a statement that changes a holding.
@@ -208,7 +208,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM shared) OR EXISTS (SELECT FROM opened) THEN
 pub(super) async fn downgrade(
     conn: &mut Connection<'_>,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     token: FencingToken,
 ) -> Result<ChangeOutcome, sqlx::Error> {
     let (units, permits) = Mode::READ.stored();
@@ -235,7 +235,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM raised) OR l.token = $4 THEN 'done'
 pub(super) async fn raise(
     conn: &mut Connection<'_>,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     token: FencingToken,
     to: FencingToken,
 ) -> Result<ChangeOutcome, sqlx::Error> {

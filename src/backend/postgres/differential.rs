@@ -16,7 +16,7 @@ use crate::backend::memory::{Client, Entry, Key, Lease};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder, parse_id};
 use crate::name::LockName;
-use crate::protocol::{Batch, ClientId, EntryState, LeaseId, Mode, Request, Response};
+use crate::protocol::{AcquisitionId, Batch, ClientId, EntryState, Mode, Request, Response};
 use crate::token::FencingToken;
 
 const VARIABLE: &str = "SQLOCK_TEST_POSTGRES_URL";
@@ -114,7 +114,7 @@ fn lease(row: &PgRow) -> (LockName, Lease) {
     (LockName::new(text(row, "name")).expect("a name"), lease)
 }
 
-fn entry(row: &PgRow) -> ((LockName, LeaseId), Entry) {
+fn entry(row: &PgRow) -> ((LockName, AcquisitionId), Entry) {
     let state = EntryState::from_token(number(row, "token"));
     // The label is copied along with everything that is granted.
     assert_eq!(text(row, "label"), "a label");
@@ -164,7 +164,7 @@ impl Database for PostgresDatabase {
         execute(&mut conn, request).await
     }
 
-    async fn fence(&mut self, name: &LockName, id: LeaseId, token: FencingToken) -> bool {
+    async fn fence(&mut self, name: &LockName, id: AcquisitionId, token: FencingToken) -> bool {
         let mut connection = self.begin().await;
         let check =
             FenceCheck { name: name.to_string(), id: id.to_string(), token: token.get(), is_multi_primary: false };
@@ -186,7 +186,7 @@ impl Database for PostgresDatabase {
                 ("SELECT 1 FROM sqlock_entry WHERE name = $1 AND id = $2 FOR UPDATE", name.to_string(), Some(id))
             }
         };
-        let id = id.map_or_else(String::new, LeaseId::to_string);
+        let id = id.map_or_else(String::new, AcquisitionId::to_string);
         sqlx::query(sql).bind(name).bind(id).fetch_one(&mut connection).await.expect("the row");
         self.open.push(connection);
     }

@@ -6,7 +6,7 @@ use super::store::{Connection, grant, lease_columns, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, current_holder, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
-use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, LeaseRow, Polled, Presence, Queue, Response};
+use crate::protocol::{AcquisitionId, CurrentHolder, Enqueue, EntryState, LeaseRow, Polled, Presence, Queue, Response};
 
 // $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_renewed, $6 units, $7 permits, $8 ttl, $9 age,
 // $10 holder, $11 label. The mark and the entries become visible together, so a release sees both
@@ -123,12 +123,12 @@ const POLL_NAMES: &str = poll!(
 pub(super) async fn poll(
     conn: &mut Connection<'_>,
     name: &LockName,
-    ids: &[LeaseId],
+    ids: &[AcquisitionId],
 ) -> Result<Option<Polled>, sqlx::Error> {
     let query = match ids {
         [id] => sqlx::query(POLL).bind(name.as_str()).bind(id.to_string()),
         _ => {
-            let ids: Vec<String> = ids.iter().map(LeaseId::to_string).collect();
+            let ids: Vec<String> = ids.iter().map(AcquisitionId::to_string).collect();
             sqlx::query(POLL_IDS).bind(name.as_str()).bind(ids)
         }
     };
@@ -139,7 +139,7 @@ pub(super) async fn poll(
     let lease = read_lease(first)?;
     let mut presences = Vec::with_capacity(rows.len());
     for row in &rows {
-        if let Some(id) = parse_id::<LeaseId>(&row.text("requested")?)? {
+        if let Some(id) = parse_id::<AcquisitionId>(&row.text("requested")?)? {
             presences.push(read_presence(row, id, &lease)?);
         }
     }
@@ -149,7 +149,7 @@ pub(super) async fn poll(
 /// Reads rows of names, each with the state of one acquisition.
 pub(super) async fn poll_many(
     conn: &mut Connection<'_>,
-    polls: &[(LockName, LeaseId)],
+    polls: &[(LockName, AcquisitionId)],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let query = sqlx::query(POLL_NAMES)
         .bind(polls.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>())
@@ -168,7 +168,7 @@ pub(super) async fn poll_many(
 }
 
 /// Reads the state of an acquisition from a row of a poll.
-fn read_presence(row: &PgRow, id: LeaseId, lease: &LeaseRow) -> Result<Presence, sqlx::Error> {
+fn read_presence(row: &PgRow, id: AcquisitionId, lease: &LeaseRow) -> Result<Presence, sqlx::Error> {
     let token = row.number("entry_token")?;
     let state = (token >= 0).then(|| EntryState::from_token(token));
     let left = remaining(row.number("entry_remaining")?);

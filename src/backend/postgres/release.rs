@@ -8,7 +8,7 @@ use super::store::{Connection, TRIES, commit_lazily, grant, notice, notify, now}
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, parse_id};
 use crate::name::LockName;
-use crate::protocol::{ChangeOutcome, Granted, LeaseId, Release, ReleaseOutcome, WithdrawalOutcome};
+use crate::protocol::{AcquisitionId, ChangeOutcome, Granted, Release, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 // ---- release
@@ -222,7 +222,7 @@ SELECT all_locked,
 pub(super) async fn withdraw(
     conn: &mut Connection<'_>,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     except: Option<FencingToken>,
 ) -> Result<WithdrawalOutcome, sqlx::Error> {
     let query =

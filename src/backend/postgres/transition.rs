@@ -4,7 +4,7 @@ use super::acquire::{bind_claim, insert_share, token};
 use super::store::{Connection, grant, notice, notify, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_text, parse_id};
-use crate::protocol::{Granted, HolderChange, LeaseId, Mode, Transition};
+use crate::protocol::{AcquisitionId, Granted, HolderChange, Mode, Transition};
 
 /// Changes the holder of a name. $1 name; $2 id, $3 token and $4 waiting of the row that was read;
 /// $5 is_last, $6 given_up, $7 expired ids, $8 ids of grantees, $9 their ttls.
@@ -195,7 +195,7 @@ pub(super) async fn transition(
         .bind(seen.waiting)
         .bind(*is_last)
         .bind(given_up.is_some())
-        .bind(expired.iter().map(LeaseId::to_string).collect::<Vec<_>>())
+        .bind(expired.iter().map(AcquisitionId::to_string).collect::<Vec<_>>())
         .bind(grantees.iter().map(|grantee| grantee.id.to_string()).collect::<Vec<_>>())
         .bind(grantees.iter().map(|grantee| micros(grantee.ttl)).collect::<Vec<_>>());
     let rows =

@@ -11,7 +11,7 @@ use super::store::rows;
 use crate::backend::stored::{TableRow as _, client_text, release_answers};
 use crate::backend::{micros, token};
 use crate::name::LockName;
-use crate::protocol::{Batch, Claim, LeaseId, Release, Response};
+use crate::protocol::{AcquisitionId, Batch, Claim, Release, Response};
 
 // $1 JSON [[name, id, owner, client, ttl, holder, label], …]. A SELECT before ON CONFLICT needs a
 // WHERE.
@@ -79,7 +79,7 @@ async fn release(conn: &mut SqliteConnection, releases: &[Release]) -> Result<Ve
 /// Polls one name after the other. One statement would save nothing.
 async fn poll_many(
     conn: &mut SqliteConnection,
-    polls: &[(LockName, LeaseId)],
+    polls: &[(LockName, AcquisitionId)],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let mut answers = Vec::with_capacity(polls.len());
     for (name, id) in polls {

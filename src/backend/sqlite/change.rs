@@ -6,7 +6,7 @@ use super::store::{transaction, until_row};
 use crate::backend::micros;
 use crate::backend::stored::TableRow as _;
 use crate::name::LockName;
-use crate::protocol::{AskOutcome, ChangeOutcome, Extension, LeaseId, Mode};
+use crate::protocol::{AcquisitionId, AskOutcome, ChangeOutcome, Extension, Mode};
 use crate::token::FencingToken;
 
 /// The change of an extension, for both tables.
@@ -69,7 +69,7 @@ COMMIT";
 pub(super) async fn downgrade(
     conn: &mut SqliteConnection,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     token: FencingToken,
 ) -> Result<ChangeOutcome, sqlx::Error> {
     let (units, permits) = Mode::READ.stored();
@@ -88,7 +88,7 @@ UPDATE sqlock_lease SET token = $4
 pub(super) async fn raise(
     conn: &mut SqliteConnection,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     token: FencingToken,
     to: FencingToken,
 ) -> Result<ChangeOutcome, sqlx::Error> {

@@ -11,7 +11,7 @@ use crate::backend::differential::{Database, Tables, compare, read_client, read_
 use crate::backend::memory::Key;
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::{Batch, ClientId, LeaseId, Request, Response};
+use crate::protocol::{AcquisitionId, Batch, ClientId, Request, Response};
 use crate::token::FencingToken;
 
 const TABLES: &str = include_str!("../../../migrations/sqlite/0001_lease.sql");
@@ -59,7 +59,7 @@ impl Database for Sqlite {
         store::execute(connection_of, request).await
     }
 
-    async fn fence(&mut self, _: &LockName, _: LeaseId, _: FencingToken) -> bool {
+    async fn fence(&mut self, _: &LockName, _: AcquisitionId, _: FencingToken) -> bool {
         unreachable!("no row is locked")
     }
 

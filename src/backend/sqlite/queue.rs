@@ -10,7 +10,7 @@ use super::store::{rows, transaction};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, current_holder, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
-use crate::protocol::{CurrentHolder, Enqueue, EntryState, LeaseId, Polled, Presence, Queue};
+use crate::protocol::{AcquisitionId, CurrentHolder, Enqueue, EntryState, Polled, Presence, Queue};
 
 // $1 name, $2 JSON [[id, owner, client, is_renewed, units, permits, ttl, age, holder, label], …].
 // Because the clock has milliseconds, a new entry is placed after all existing ones and after those
@@ -84,25 +84,25 @@ SELECT ", lease_columns!(), ", q.id AS entry_id, 0 AS entry_token, q.ahead, q.un
 pub(super) async fn poll(
     conn: &mut SqliteConnection,
     name: &LockName,
-    ids: &[LeaseId],
+    ids: &[AcquisitionId],
 ) -> Result<Option<Polled>, sqlx::Error> {
-    let requested = Value::from_iter(ids.iter().map(LeaseId::to_string));
+    let requested = Value::from_iter(ids.iter().map(AcquisitionId::to_string));
     let rows = rows(conn, sqlx::query(POLL).bind(name.as_str()).bind(requested.to_string())).await?;
     let Some(first) = rows.first() else {
         return Ok(None);
     };
     let row = read_lease(first)?;
     let entry = |row: &SqliteRow| -> Result<_, sqlx::Error> {
-        let Some(id) = parse_id::<LeaseId>(&row.text("entry_id")?)? else {
+        let Some(id) = parse_id::<AcquisitionId>(&row.text("entry_id")?)? else {
             return Ok(None);
         };
         let remaining = remaining(row.number("entry_remaining")?);
         let state = EntryState::from_token(row.number("entry_token")?);
         Ok(Some((id, ((state, remaining), u32::try_from(row.number("ahead")?).unwrap_or(u32::MAX)))))
     };
-    let entries: HashMap<LeaseId, _> =
+    let entries: HashMap<AcquisitionId, _> =
         rows.iter().filter_map(|row| entry(row).transpose()).collect::<Result<_, _>>()?;
-    let presence = |id: &LeaseId| {
+    let presence = |id: &AcquisitionId| {
         let (entry, ahead) = entries.get(id).map_or((None, 0), |(entry, ahead)| (Some(*entry), *ahead));
         Presence::from_rows(*id, &row, entry, ahead)
     };

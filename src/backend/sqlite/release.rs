@@ -10,7 +10,7 @@ use super::store::transaction;
 use crate::backend::stored::{TableRow as _, holder};
 use crate::backend::{micros, token as token_from_row};
 use crate::name::LockName;
-use crate::protocol::{ChangeOutcome, Granted, Holder, LeaseId, Release, ReleaseOutcome, WithdrawalOutcome};
+use crate::protocol::{AcquisitionId, ChangeOutcome, Granted, Holder, Release, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 /// Selects the row of a name after a write. `done`: the write has changed a row. `next_token`: the
@@ -171,7 +171,7 @@ COMMIT");
 pub(super) async fn withdraw(
     conn: &mut SqliteConnection,
     name: &LockName,
-    id: LeaseId,
+    id: AcquisitionId,
     except: Option<FencingToken>,
 ) -> Result<WithdrawalOutcome, sqlx::Error> {
     let query =

@@ -7,7 +7,7 @@ use super::acquire::bind_holder;
 use super::store::{SqliteQuery, transaction};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, holder_text};
-use crate::protocol::{Claim, Granted, Holder, HolderChange, LeaseId, Mode, Transition};
+use crate::protocol::{AcquisitionId, Claim, Granted, Holder, HolderChange, Mode, Transition};
 use crate::token::FencingToken;
 
 /// Whether the entry is one of the expired entries to delete.
@@ -157,7 +157,7 @@ pub(super) async fn transition(
         .bind(holder_text(seen.holder))
         .bind(seen.token)
         .bind(given_up.is_some())
-        .bind(Value::from_iter(expired.iter().map(LeaseId::to_string)).to_string())
+        .bind(Value::from_iter(expired.iter().map(AcquisitionId::to_string)).to_string())
         .bind(against)
         .bind(matches!(change, HolderChange::Claim(_)))
         .bind(Value::from_iter(grantees.iter().map(|g| json!([g.id.to_string(), micros(g.ttl)]))).to_string());

@@ -2,7 +2,7 @@
 
 use super::super::checker::Belief;
 use super::{MILLISECOND, NOTICED_WITHIN, World, WorldEvent};
-use crate::engine::{Grant, LeaseKey};
+use crate::engine::{Grant, LeaseId};
 use crate::name::LockName;
 use crate::protocol::{AskOutcome, Request, Response};
 
@@ -28,7 +28,7 @@ impl World {
         self.tell(|| format!("the holders of {name}, up to token {token}, are asked to release it"));
         self.summary.asked += 1;
         self.asked.insert(name.clone(), token);
-        let holders: Vec<(usize, LeaseKey)> = self
+        let holders: Vec<(usize, LeaseId)> = self
             .beliefs
             .iter()
             .filter(|(_, belief)| belief.name == *name && belief.is_renewed && belief.token.get() <= token)
@@ -40,13 +40,13 @@ impl World {
     }
 
     /// Checks later that the engine has reported the request for this lease.
-    fn must_be_informed_soon(&mut self, client: usize, lease: LeaseKey) {
+    fn must_be_informed_soon(&mut self, client: usize, lease: LeaseId) {
         let life = self.clients[client].life;
         self.after(NOTICED_WITHIN, WorldEvent::CheckInformed { client, life, lease, at: self.now });
     }
 
     /// Checks that a holder whose heartbeat goes on has received the request.
-    pub(super) fn check_informed(&mut self, client: usize, life: u32, lease: LeaseKey, at: u64) {
+    pub(super) fn check_informed(&mut self, client: usize, life: u32, lease: LeaseId, at: u64) {
         let key = (client, lease);
         let believes = self.beliefs.get(&key).is_some_and(|belief| belief.is_renewed && belief.until > self.now);
         let is_delayed = self.clients[client].disturbed_at >= at || self.store_is_away_until >= at;
@@ -71,7 +71,7 @@ impl World {
         let Some(granted) = self.beliefs.get(&(client, grant.lease)).filter(|_| self.was_asked(grant)) else {
             return;
         };
-        let shares = |(key, belief): (&(usize, LeaseKey), &Belief)| {
+        let shares = |(key, belief): (&(usize, LeaseId), &Belief)| {
             key.0 == client
                 && self.informed.contains(key)
                 && (&belief.name, belief.token, belief.owner) == (&granted.name, granted.token, granted.owner)
@@ -94,7 +94,7 @@ impl World {
     }
 
     /// The engine reports a request to release a lease.
-    pub(super) fn release_requested(&mut self, client: usize, lease: LeaseKey) {
+    pub(super) fn release_requested(&mut self, client: usize, lease: LeaseId) {
         if !self.informed.insert((client, lease)) {
             self.violate(format!("client {client} received the request to release {lease:?} twice"));
         }

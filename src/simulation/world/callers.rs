@@ -6,11 +6,11 @@ use super::super::checker::{self, Belief};
 use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent, owner};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
-    Amendment, Exported, Grant, HoldTime, Input, LeaseKey, NotAmended, Refusal, Verdict, WaitMode, WaiterId, Wish,
+    Amendment, Exported, Grant, HoldTime, Input, LeaseId, NotAmended, Refusal, Verdict, WaitMode, WaiterId, Wish,
 };
 use crate::error::LossCause;
 use crate::name::LockName;
-use crate::protocol::{LeaseId, Mode};
+use crate::protocol::{AcquisitionId, Mode};
 use crate::token::FencingToken;
 
 /// The number of tries of one client at the same moment: more than the waiters that an engine looks
@@ -249,7 +249,7 @@ impl World {
     }
 
     /// Changes a lease instead of releasing it.
-    pub(super) fn change(&mut self, actor: usize, lease: LeaseKey) {
+    pub(super) fn change(&mut self, actor: usize, lease: LeaseId) {
         let client = self.actors[actor].client;
         let life = self.clients[client].life;
         let Some(belief) = self.beliefs.get_mut(&(client, lease)) else {
@@ -285,7 +285,7 @@ impl World {
         self.feed(client, life, Input::Amend { lease, amendment });
     }
 
-    pub(super) fn amended(&mut self, client: usize, lease: LeaseKey, result: &Result<(), NotAmended>) {
+    pub(super) fn amended(&mut self, client: usize, lease: LeaseId, result: &Result<(), NotAmended>) {
         let changes = |actor: &Actor| {
             actor.client == client && matches!(actor.state, ActorState::Changing { lease: l, .. } if l == lease)
         };
@@ -310,8 +310,8 @@ impl World {
     }
 
     /// Lets an actor hold a changed lease for some more time.
-    fn hold_on(&mut self, actor: usize, lease: LeaseKey) {
-        let id = LeaseId::from_u128(0);
+    fn hold_on(&mut self, actor: usize, lease: LeaseId) {
+        let id = AcquisitionId::from_u128(0);
         let releases_at = self.now + self.random.below(SECOND);
         self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
         self.actors[actor].turn += 1;
@@ -319,7 +319,7 @@ impl World {
         self.at(releases_at, WorldEvent::Actor { actor, turn });
     }
 
-    pub(super) fn was_exported(&mut self, client: usize, lease: LeaseKey, exported: Option<Exported>) {
+    pub(super) fn was_exported(&mut self, client: usize, lease: LeaseId, exported: Option<Exported>) {
         let holds = |actor: &Actor| {
             actor.client == client && matches!(actor.state, ActorState::Holding { lease: l, .. } if l == lease)
         };
@@ -377,7 +377,7 @@ impl World {
         self.feed(client, life, Input::Resume { waiter, wish, exported });
     }
 
-    pub(super) fn release(&mut self, actor: usize, lease: LeaseKey) {
+    pub(super) fn release(&mut self, actor: usize, lease: LeaseId) {
         let client = self.actors[actor].client;
         let life = self.clients[client].life;
         self.actors[actor].state = ActorState::Releasing;
@@ -391,7 +391,7 @@ impl World {
         self.feed(client, life, Input::Release { lease });
     }
 
-    pub(super) fn released(&mut self, client: usize, lease: LeaseKey, verdict: &Verdict) {
+    pub(super) fn released(&mut self, client: usize, lease: LeaseId, verdict: &Verdict) {
         let Some((name, token, actor, asked_at)) = self.releasing.remove(&(client, lease)) else {
             return self.violate(format!("client {client}: {lease:?} was not being released"));
         };
@@ -416,7 +416,7 @@ impl World {
     }
 
     /// Begins a fenced transaction of a caller.
-    pub(super) fn fence(&mut self, actor: usize, lease: LeaseKey, id: LeaseId, releases_at: u64) {
+    pub(super) fn fence(&mut self, actor: usize, lease: LeaseId, id: AcquisitionId, releases_at: u64) {
         let client = self.actors[actor].client;
         self.actors[actor].state = ActorState::Holding { lease, id, releases_at, fences: false };
         let turn = self.actors[actor].turn;

@@ -2,9 +2,9 @@
 
 use super::super::checker;
 use super::{Actor, ActorState, Pending, World, WorldEvent, describe};
-use crate::engine::{Action, Engine, Exported, Grant, Input, LeaseKey};
+use crate::engine::{Action, Engine, Exported, Grant, Input, LeaseId};
 use crate::error::LossCause;
-use crate::protocol::{ClientId, LeaseId, Mode, Request};
+use crate::protocol::{AcquisitionId, ClientId, Mode, Request};
 
 impl World {
     pub(super) fn start(&mut self, client: usize) {
@@ -12,7 +12,7 @@ impl World {
         let state = &mut self.clients[client];
         (state.life, state.wake_at) = (life, None);
         state.id = ClientId::from_u128((first >> 32) + client as u128);
-        let mut engine = Engine::new(state.id, "simulated".into(), LeaseId::from_u128(first));
+        let mut engine = Engine::new(state.id, "simulated".into(), AcquisitionId::from_u128(first));
         engine.set_can_notify(self.profile.marks);
         state.engine = Some(engine);
         for actor in 0..self.actors.len() {
@@ -62,7 +62,7 @@ impl World {
     }
 
     /// Delivers a resumed lease to its caller, or releases it if the caller has left.
-    pub(super) fn deliver(&mut self, client: usize, lease: LeaseKey, exported: Exported) {
+    pub(super) fn deliver(&mut self, client: usize, lease: LeaseId, exported: Exported) {
         let life = self.clients[client].life;
         if !self.random.permille(150) {
             self.resumable.remove(&exported.id);
@@ -96,9 +96,9 @@ impl World {
         let Some(engine) = &self.clients[client].engine else {
             return;
         };
-        let leases: Vec<LeaseKey> = self
+        let leases: Vec<LeaseId> = self
             .beliefs
-            .range((client, LeaseKey(0))..=(client, LeaseKey(u64::MAX)))
+            .range((client, LeaseId(0))..=(client, LeaseId(u64::MAX)))
             .map(|((_, lease), _)| *lease)
             .collect();
         for lease in leases {
@@ -115,7 +115,7 @@ impl World {
 
     /// Returns whether no eviction and no failover has ended a lease without its holder's
     /// knowledge.
-    pub(super) fn is_undisputed(&self, key: &(usize, LeaseKey)) -> bool {
+    pub(super) fn is_undisputed(&self, key: &(usize, LeaseId)) -> bool {
         !self.evicted.contains_key(key) && !self.failover.may_overlap(key, self.now)
     }
 

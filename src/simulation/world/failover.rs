@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent};
 use crate::backend::memory::Memory;
-use crate::engine::LeaseKey;
+use crate::engine::LeaseId;
 use crate::name::LockName;
 use crate::protocol::{ClientId, EntryState, Holder};
 use crate::token::FencingToken;
@@ -28,7 +28,7 @@ pub(super) struct Failover {
     /// The store's clock at the latest failover, and the tokens known to the copy.
     latest: Option<(i64, BTreeSet<(LockName, i64)>)>,
     /// Leases that the copy has, and until when other owners may hold their names.
-    may_overlap: BTreeMap<(usize, LeaseKey), u64>,
+    may_overlap: BTreeMap<(usize, LeaseId), u64>,
     /// When the new store answers.
     until: u64,
 }
@@ -38,7 +38,7 @@ impl Failover {
         self.latest.is_some()
     }
 
-    pub(super) fn may_overlap(&self, key: &(usize, LeaseKey), now: u64) -> bool {
+    pub(super) fn may_overlap(&self, key: &(usize, LeaseId), now: u64) -> bool {
         self.may_overlap.get(key).is_some_and(|until| now < *until)
     }
 
@@ -121,7 +121,7 @@ impl World {
 
     /// Records a lease that the current store does not have, or may not have. Its holder must
     /// notice.
-    pub(super) fn note_if_lost(&mut self, (client, lease): (usize, LeaseKey)) {
+    pub(super) fn note_if_lost(&mut self, (client, lease): (usize, LeaseId)) {
         // An answer of the old store may be in transit.
         if self.now < self.failover.until {
             self.failover.may_overlap.insert((client, lease), self.now + MAY_OVERLAP);

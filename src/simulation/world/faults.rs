@@ -2,7 +2,7 @@
 
 use super::{ActorState, FAULTS_END, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent};
 use crate::backend::memory::{Key, TransactionId};
-use crate::engine::{Input, LeaseKey};
+use crate::engine::{Input, LeaseId};
 use crate::name::LockName;
 use crate::protocol::{ChangeOutcome, Request, Response};
 
@@ -111,7 +111,7 @@ impl World {
         self.tell(|| format!("an operator evicts token {} of {}", belief.token, belief.name));
         self.summary.evicted += 1;
         self.store.commit(transaction, clock, prepared);
-        let ended: Vec<(usize, LeaseKey)> = self
+        let ended: Vec<(usize, LeaseId)> = self
             .beliefs
             .iter()
             .filter(|(_, b)| b.name == belief.name && (b.token == belief.token || b.may_have == Some(belief.token)))

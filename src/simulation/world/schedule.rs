@@ -1,7 +1,7 @@
 //! The scheduled events of a run.
 
 use crate::backend::memory::TransactionId;
-use crate::engine::{LeaseKey, RequestId};
+use crate::engine::{LeaseId, RequestId};
 use crate::name::LockName;
 use crate::protocol::{Request, Response};
 
@@ -64,13 +64,13 @@ pub(super) enum WorldEvent {
     CheckEvicted {
         client: usize,
         life: u32,
-        lease: LeaseKey,
+        lease: LeaseId,
         at: u64,
     },
     CheckInformed {
         client: usize,
         life: u32,
-        lease: LeaseKey,
+        lease: LeaseId,
         at: u64,
     },
     CheckForgotten {

@@ -12,8 +12,8 @@ use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
-    Claim, ClientId, CurrentHolder, Enqueue, Holder, HolderChange, LeaseId, Mode, Release, ReleaseOutcome, Request,
-    Response, Seen, Transition,
+    AcquisitionId, Claim, ClientId, CurrentHolder, Enqueue, Holder, HolderChange, Mode, Release, ReleaseOutcome,
+    Request, Response, Seen, Transition,
 };
 use crate::token::FencingToken;
 
@@ -31,7 +31,7 @@ async fn two_connections() -> (TempDir, SqliteConnection, SqliteConnection) {
 fn claim(name: &str, id: u128, mode: Mode) -> Claim {
     Claim {
         name: LockName::new(name).expect("a name"),
-        id: LeaseId::from_u128(id),
+        id: AcquisitionId::from_u128(id),
         owner: Owner::random(),
         client: CLIENT,
         is_renewed: true,
@@ -175,8 +175,8 @@ async fn entries_of_one_millisecond_keep_arrival_order() {
     }
     let read = Request::Read { name: LockName::new("a").expect("a name"), limit: 100 };
     let Response::Read(Some(queue)) = execute(&mut conn, &read).await.expect("an answer") else { panic!("a queue") };
-    let found: Vec<LeaseId> = queue.waiting().map(|entry| entry.id).collect();
-    assert_eq!(found, ids.into_iter().map(LeaseId::from_u128).collect::<Vec<_>>());
+    let found: Vec<AcquisitionId> = queue.waiting().map(|entry| entry.id).collect();
+    assert_eq!(found, ids.into_iter().map(AcquisitionId::from_u128).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn released_name_goes_to_the_first_live_entry() {
         (claim("a", 1, Mode::Exclusive), claim("a", 2, Mode::Exclusive), claim("a", 3, Mode::Exclusive));
     let token = acquire(&mut conn, &first).await;
     execute(&mut conn, &enqueue([dead, next.clone()])).await.expect("an answer");
-    let expire = format!("UPDATE sqlock_entry SET expires_at = 0 WHERE id = '{}'", LeaseId::from_u128(2));
+    let expire = format!("UPDATE sqlock_entry SET expires_at = 0 WHERE id = '{}'", AcquisitionId::from_u128(2));
     conn.execute(&*expire.leak() as &'static str).await.expect("a write");
     let response = execute(&mut conn, &release(&first, token)).await.expect("an answer");
     let Response::Released(ReleaseOutcome::ToEntry(granted)) = response else { panic!("{response:?}") };
