@@ -1,9 +1,9 @@
 //! Passes inputs to the engine and carries out its actions; no other part does either.
 //!
 //! ```text
-//! Acquisition, HeldLease ──Input──▶ Engine ──Action──▶ Executor ──▶ database
-//!         ▲                           ▲                   │
-//!         └────────grants, losses─────┘◀──answers, notifications
+//! PendingAcquisition, HeldLease ──Input──▶ Engine ──Action──▶ Executor ──▶ database
+//!         ▲                                  ▲                   │
+//!         └───────────grants, losses─────────┘◀──answers, notifications
 //! ```
 //!
 //! A lock around the engine is held for one input at a time, and never while anything is awaited or
@@ -24,7 +24,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tracing::field::Empty;
 use uuid::Uuid;
 
-pub(crate) use acquisition::Acquisition;
+pub(crate) use acquisition::PendingAcquisition;
 pub(crate) use eviction::Eviction;
 pub(crate) use held::HeldLease;
 
@@ -130,12 +130,12 @@ impl Coordinator {
     }
 
     /// Begins to acquire a lease.
-    pub(crate) fn acquire(self: &Arc<Self>, wish: Wish) -> Acquisition {
+    pub(crate) fn acquire(self: &Arc<Self>, wish: Wish) -> PendingAcquisition {
         self.begin(wish, None, |waiter, wish| Input::Acquire { waiter, wish })
     }
 
     /// Begins to take over an exported lease.
-    pub(crate) fn resume(self: &Arc<Self>, wish: Wish, exported: Exported) -> Acquisition {
+    pub(crate) fn resume(self: &Arc<Self>, wish: Wish, exported: Exported) -> PendingAcquisition {
         let resume = |waiter, wish| Input::Resume { waiter, wish, exported };
         self.begin(wish, Some(exported), resume)
     }
@@ -145,7 +145,7 @@ impl Coordinator {
         wish: Wish,
         resumes: Option<Exported>,
         input: impl FnOnce(WaiterId, Wish) -> Input,
-    ) -> Acquisition {
+    ) -> PendingAcquisition {
         self.start();
         let (name, mode) = (&wish.name, wish.mode.as_str());
         let span = tracing::info_span!("acquire", name = name.as_str(), mode, waited = Empty, outcome = Empty);
@@ -166,7 +166,7 @@ impl Coordinator {
         };
         let waiter = self.feed_with(begin, |state| WaiterId(state.next_waiter));
         refused.into_iter().for_each(|waiting| self.refuse(waiting));
-        Acquisition::new(Arc::clone(self), waiter, span, answer)
+        PendingAcquisition::new(Arc::clone(self), waiter, span, answer)
     }
 
     /// Records that the application evicts the holder with this token, perhaps a holder of this
@@ -177,8 +177,8 @@ impl Coordinator {
     }
 
     /// Reads a name again, on which this client may have lost its lease.
-    pub(crate) fn doubt(self: &Arc<Self>, name: LockName) {
-        self.feed(Input::Doubted { name });
+    pub(crate) fn look_up(self: &Arc<Self>, name: LockName) {
+        self.feed(Input::LookUp { name });
     }
 
     /// Refuses every waiter, and every request from now on. The future completes when no lease is
@@ -357,7 +357,7 @@ impl Coordinator {
 
     /// Sends a request and feeds its answer back.
     fn send(self: &Arc<Self>, sending: Sending) {
-        let Sending { request, body, answer_within, is_urgent } = sending;
+        let Sending { request, body, answer_timeout, is_urgent } = sending;
         let coordinator = Arc::clone(self);
         let is_heartbeat = matches!(body, Request::Register { .. } | Request::Beat { .. });
         let takeover = takeover(&body);
@@ -387,8 +387,8 @@ impl Coordinator {
             coordinator.feed_with(record_answer, |_| ());
         };
         match (is_heartbeat, is_urgent) {
-            (true, _) => self.executor.submit_heartbeat(body, answer_within, reply),
-            (false, true) => self.executor.submit_urgent(body, answer_within, reply),
+            (true, _) => self.executor.submit_heartbeat(body, answer_timeout, reply),
+            (false, true) => self.executor.submit_urgent(body, answer_timeout, reply),
             (false, false) => self.executor.submit(body, reply),
         }
     }

@@ -53,7 +53,7 @@ pub(crate) use action::{
 pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
-use name::Name;
+use name::NameState;
 use poll_interval::{QueuePace, longest_interval};
 use recheck::Ended;
 use step::Step;
@@ -116,7 +116,7 @@ pub(crate) struct Engine {
     heartbeat: Heartbeat,
     /// The client's description for people.
     holder: Arc<str>,
-    names: BTreeMap<LockName, Name>,
+    names: BTreeMap<LockName, NameState>,
     waiters: HashMap<WaiterId, LockName>,
     leases: HashMap<LeaseId, (LockName, AcquisitionId)>,
     in_flight: HashMap<RequestId, InFlight>,
@@ -149,8 +149,8 @@ pub(crate) struct Engine {
     actions: Vec<Action>,
 }
 
-/// How a grant came about.
-struct Granting {
+/// The token of a grant, and how long the holder may rely on it.
+struct GrantTerms {
     token: FencingToken,
     /// The grant was made after this moment.
     since: Moment,
@@ -201,7 +201,7 @@ impl Engine {
             Input::Amend { lease, amendment } => self.amend(now, lease, amendment),
             Input::StartHoldTime { lease, hold_time } => self.start_hold_time(now, lease, hold_time),
             Input::Export { lease } => self.export(now, lease, None),
-            Input::Delivered { lease, exported } => self.delivered(now, lease, exported),
+            Input::Delivered { lease, exported } => self.on_delivered(now, lease, exported),
             Input::HandBack { lease, exported } => self.hand_back(now, lease, exported),
             Input::Cancel { waiter } => {
                 if let Some(name) = self.waiters.get(&waiter).cloned() {
@@ -211,10 +211,10 @@ impl Engine {
             }
             Input::Release { lease } => self.release(now, lease, true),
             Input::Discard { lease } => self.release(now, lease, false),
-            Input::Answer { request, answer } => self.answered(now, request, answer),
-            Input::Evicted { name, token } => self.evicted(now, &name, token),
-            Input::Doubted { name } => self.doubt(now, &name),
-            Input::Notified { name: Some(name) } => self.notified(now, &name),
+            Input::Answer { request, answer } => self.on_answered(now, request, answer),
+            Input::Evicted { name, token } => self.on_evicted(now, &name, token),
+            Input::LookUp { name } => self.look_up(now, &name),
+            Input::Notified { name: Some(name) } => self.on_notified(now, &name),
             Input::Notified { name: None } => self.poll_all_at = Some(now.max(self.poll_all_not_before)),
             Input::Tick => {}
             Input::Close => self.close(now),
@@ -300,7 +300,7 @@ impl Engine {
 
     /// Polls the entries of a name, because another client may have granted the name to one of
     /// them.
-    fn notified(&mut self, now: Moment, name: &LockName) {
+    fn on_notified(&mut self, now: Moment, name: &LockName) {
         if let Some(state) = self.names.get_mut(name) {
             state.is_notified = true;
         }
@@ -315,7 +315,7 @@ impl Engine {
             return;
         };
         let pace = state.queue_pace.get_or_insert(QueuePace::new(now));
-        pace.polled(now, ahead);
+        pace.on_polled(now, ahead);
         let pause = if can_notify { longest_interval(ahead) } else { pace.interval(now) };
         state.poll_at = Some(now + remaining.map_or(pause, |remaining| remaining.min(pause)));
     }
@@ -328,7 +328,7 @@ impl Engine {
         self.poll_all_at = None;
         let names = self.queued.clone();
         self.poll_all_not_before = now + POLL_EACH * u32::try_from(names.len()).unwrap_or(u32::MAX);
-        names.iter().for_each(|name| self.notified(now, name));
+        names.iter().for_each(|name| self.on_notified(now, name));
     }
 
     /// Releases a lease. `honours_hold_time`: the name stays taken until the requested minimum hold
@@ -402,7 +402,7 @@ impl Engine {
     /// Sends the due statements about a name: one that changes the name, and looks.
     fn advance(&mut self, now: Moment, name: &LockName) {
         let (epoch, is_steady) = (self.heartbeat.epoch(), self.is_steady(now));
-        let next = |state: &mut Name| state.next(name, now, epoch, is_steady);
+        let next = |state: &mut NameState| state.next(name, now, epoch, is_steady);
         while let Some((step, body)) = self.names.get_mut(name).and_then(next) {
             self.send(now, name, step, body);
         }

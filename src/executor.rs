@@ -34,7 +34,7 @@ use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::operation::Operation;
-use crate::protocol::timing::ANSWER_WITHIN;
+use crate::protocol::timing::ANSWER_TIMEOUT;
 use task::Task;
 use task_queue::{FailureReport, TaskQueue};
 use worker::{NotificationSink, Worker};
@@ -71,7 +71,7 @@ impl Executor {
     /// reconnection.
     pub(crate) fn new(backend: Arc<dyn Backend>, connections: usize, publisher: Arc<Publisher>) -> Self {
         let (work, heartbeats, workers) = (Arc::default(), Arc::default(), Mutex::default());
-        let (is_waiting, heartbeat_timeout) = (watch::Sender::new(false), watch::Sender::new(ANSWER_WITHIN));
+        let (is_waiting, heartbeat_timeout) = (watch::Sender::new(false), watch::Sender::new(ANSWER_TIMEOUT));
         Self { work, heartbeats, backend, connections, publisher, is_waiting, heartbeat_timeout, workers }
     }
 
@@ -96,7 +96,7 @@ impl Executor {
         operation: O,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
-        self.work.push(Box::new(Task::new(operation, ANSWER_WITHIN, self.clock(), reply)));
+        self.work.push(Box::new(Task::new(operation, ANSWER_TIMEOUT, self.clock(), reply)));
     }
 
     /// Sends an operation before the queued operations, and passes its answer to `reply`. An
@@ -104,11 +104,11 @@ impl Executor {
     pub(crate) fn submit_urgent<O: Operation>(
         &self,
         operation: O,
-        answer_within: Duration,
+        answer_timeout: Duration,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
         // A locked file answers late, and its connection does not break: the longer limit applies.
-        let within = if self.backend.is_local() { ANSWER_WITHIN } else { answer_within };
+        let within = if self.backend.is_local() { ANSWER_TIMEOUT } else { answer_timeout };
         self.work.push_urgent(Box::new(Task::new(operation, within, self.clock(), reply)));
     }
 
@@ -117,10 +117,10 @@ impl Executor {
     pub(crate) fn submit_heartbeat<O: Operation>(
         &self,
         operation: O,
-        answer_within: Duration,
+        answer_timeout: Duration,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
-        self.heartbeats.push(Box::new(Task::new(operation, answer_within, self.clock(), reply)));
+        self.heartbeats.push(Box::new(Task::new(operation, answer_timeout, self.clock(), reply)));
     }
 
     /// Sends an operation and waits for its answer.

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::{Backend, BoxFuture, IsWaiting, SessionHolder, SessionLocks, Store, StoreFuture};
 use crate::error::{Error, Result, not_writable, reason};
 use crate::name::LockName;
-use crate::protocol::timing::CONNECT_WITHIN;
+use crate::protocol::timing::CONNECT_TIMEOUT;
 
 /// The part of the time for connecting that is not divided among the servers.
 const RESERVE: Duration = Duration::from_millis(200);
@@ -43,7 +43,7 @@ impl Failover {
         connect: impl Fn(&'a dyn Backend) -> StoreFuture<'a, Box<dyn Store>>,
     ) -> Result<Box<dyn Store>, sqlx::Error> {
         let count = self.servers.len();
-        let within = CONNECT_WITHIN.saturating_sub(RESERVE) / u32::try_from(count).unwrap_or(u32::MAX);
+        let within = CONNECT_TIMEOUT.saturating_sub(RESERVE) / u32::try_from(count).unwrap_or(u32::MAX);
         let mut reasons = Vec::with_capacity(count);
         let first = self.first.load(Ordering::Relaxed);
         for i in (first..count).chain(0..first) {
@@ -113,7 +113,7 @@ impl Backend for Failover {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let chosen = timeout(CONNECT_WITHIN, self.choose()).await;
+            let chosen = timeout(CONNECT_TIMEOUT, self.choose()).await;
             let chosen =
                 chosen.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut)).map_err(crate::schema::connect_error)?;
             chosen.migrate().await

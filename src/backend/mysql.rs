@@ -48,7 +48,7 @@ use super::{
 };
 use crate::error::{Error, Result, if_exists, not_writable, unusable};
 use crate::name::LockName;
-use crate::protocol::timing::CONNECT_WITHIN;
+use crate::protocol::timing::CONNECT_TIMEOUT;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
@@ -125,10 +125,10 @@ impl Backend for MySqlBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            schema::check_connection(&*self.options, CONNECT_WITHIN).await?;
+            schema::check_connection(&*self.options, CONNECT_TIMEOUT).await?;
             // A user with the right to write on a replica must not create tables there alone.
             let checked = self.connect().await.map_err(schema::connect_error)?;
-            let _ = timeout(CONNECT_WITHIN, checked.close()).await;
+            let _ = timeout(CONNECT_TIMEOUT, checked.close()).await;
             let one = MySqlPoolOptions::new()
                 .max_connections(1)
                 .after_connect(|conn, _| {

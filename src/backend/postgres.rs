@@ -44,7 +44,7 @@ use super::{
 };
 use crate::error::{Result, if_exists};
 use crate::name::LockName;
-use crate::protocol::timing::CONNECT_WITHIN;
+use crate::protocol::timing::CONNECT_TIMEOUT;
 use crate::protocol::{Batch, Request, Response};
 use crate::schema;
 
@@ -145,7 +145,7 @@ impl Backend for PostgresBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            schema::check_connection(&*self.options, CONNECT_WITHIN).await?;
+            schema::check_connection(&*self.options, CONNECT_TIMEOUT).await?;
             let one = PgPoolOptions::new()
                 .max_connections(1)
                 .connect_with((*self.options).clone())

@@ -16,7 +16,7 @@ use crate::events::RefusalReason;
 use crate::protocol::AcquisitionId;
 
 /// A wait for a lease. Dropping the wait leaves the queue and releases a grant in transit.
-pub(crate) struct Acquisition {
+pub(crate) struct PendingAcquisition {
     coordinator: Arc<Coordinator>,
     waiter: WaiterId,
     /// The tracing span of the request.
@@ -26,7 +26,7 @@ pub(crate) struct Acquisition {
     is_answered: bool,
 }
 
-impl Acquisition {
+impl PendingAcquisition {
     pub(super) fn new(
         coordinator: Arc<Coordinator>,
         waiter: WaiterId,
@@ -44,7 +44,7 @@ impl Acquisition {
     }
 }
 
-impl Acquisition {
+impl PendingAcquisition {
     /// Returns the id of the claim, and the number of waiters of this client without an entry that
     /// are ahead.
     pub(crate) fn position(&self) -> Option<(AcquisitionId, usize)> {
@@ -52,7 +52,7 @@ impl Acquisition {
     }
 }
 
-impl Future for Acquisition {
+impl Future for PendingAcquisition {
     type Output = Result<HeldLease, Refusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -74,7 +74,7 @@ impl Future for Acquisition {
     }
 }
 
-impl Drop for Acquisition {
+impl Drop for PendingAcquisition {
     fn drop(&mut self) {
         if !self.is_answered {
             let waiter = self.waiter;

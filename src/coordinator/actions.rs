@@ -50,8 +50,8 @@ impl Coordinator {
     pub(super) fn act(self: &Arc<Self>, state: &mut State, outbox: &mut Outbox, now: Moment, action: Action) {
         match action {
             Action::Send { request, body, is_urgent } => {
-                let answer_within = state.engine.heartbeat_timeout();
-                outbox.sends.push(Sending { request, body, answer_within, is_urgent });
+                let answer_timeout = state.engine.heartbeat_timeout();
+                outbox.sends.push(Sending { request, body, answer_timeout, is_urgent });
             }
             Action::Waits { waiter } => {
                 if let Some(Waiting { name, .. }) = state.waiters.get(&waiter) {

@@ -21,7 +21,7 @@ use crate::protocol::{AcquisitionId, Presence, Request, Response};
 use crate::token::FencingToken;
 
 /// How long the database may take to say whether it has a lease.
-const LOOK_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A lease that its holder has received. A lease that is dropped instead of released has reached no
 /// caller: it is released in the background, and its name is not kept.
@@ -157,22 +157,22 @@ impl HeldLease {
     }
 
     /// Reads the name again, because the lease may have been lost.
-    pub(crate) fn doubt(&self) {
-        self.coordinator.doubt(self.name().clone());
+    pub(crate) fn look_up(&self) {
+        self.coordinator.look_up(self.name().clone());
     }
 
     /// Asks the database whether it has the lease, for something that is attempted.
     pub(crate) async fn is_held_in_database(&self, attempted: &'static str) -> Result<bool> {
         let (reply, answer) = oneshot::channel();
         let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
-        self.coordinator.executor().submit_urgent(look, LOOK_WITHIN, |answer: OperationAnswer<Response>| {
+        self.coordinator.executor().submit_urgent(look, LOOK_TIMEOUT, |answer: OperationAnswer<Response>| {
             let _ = reply.send(answer.result);
         });
         let is_held = |presence: &Presence| matches!(presence, Presence::Holding { remaining: Some(_), .. });
-        match timeout(LOOK_WITHIN, answer).await {
+        match timeout(LOOK_TIMEOUT, answer).await {
             Ok(Ok(Ok(Response::Polled(polled)))) => Ok(polled.iter().flat_map(|p| &p.presences).any(is_held)),
             Ok(Ok(Err(error))) => Err(error),
-            _ => Err(Error::Unavailable { attempted, reason: no_answer_within(LOOK_WITHIN), source: None }),
+            _ => Err(Error::Unavailable { attempted, reason: no_answer_within(LOOK_TIMEOUT), source: None }),
         }
     }
 

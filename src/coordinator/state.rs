@@ -131,7 +131,7 @@ pub(super) struct Sending {
     pub(super) request: RequestId,
     pub(super) body: Request,
     /// How long a heartbeat or an urgent request may take.
-    pub(super) answer_within: Duration,
+    pub(super) answer_timeout: Duration,
     pub(super) is_urgent: bool,
 }
 

@@ -123,7 +123,7 @@ pub(crate) enum Input {
         token: FencingToken,
     },
     /// The holdings of this client on a name may have been taken away.
-    Doubted {
+    LookUp {
         name: LockName,
     },
     /// Another client has granted a name to this client. `None`: one of the names for which this

@@ -18,7 +18,7 @@ const LOCKED_TIMEOUT: Duration = Duration::from_secs(10);
 impl Engine {
     pub(super) fn amend(&mut self, now: Moment, lease: LeaseId, amendment: Amendment) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
-            return self.not_amended(lease, NotAmended::Lost(LossCause::Superseded));
+            return self.on_not_amended(lease, NotAmended::Lost(LossCause::Superseded));
         };
         let Some(holding) = self.names.get_mut(&name).and_then(|state| state.holding(id)) else {
             return;
@@ -28,7 +28,7 @@ impl Engine {
         }
         let is_refused = amendment.is_conversion() && !holding.is_only(lease);
         if is_refused && holding.amendments.is_empty() {
-            return self.not_amended(lease, NotAmended::EnteredAgain);
+            return self.on_not_amended(lease, NotAmended::EnteredAgain);
         }
         // Answers keep the order of the requests.
         let state = if is_refused { AmendmentState::Refused } else { AmendmentState::Pending };
@@ -50,12 +50,12 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    fn not_amended(&mut self, lease: LeaseId, reason: NotAmended) {
+    fn on_not_amended(&mut self, lease: LeaseId, reason: NotAmended) {
         self.actions.push(Action::Amended { lease, result: Err(reason) });
     }
 
     /// Handles the answer to the first pending amendment.
-    pub(super) fn amended(
+    pub(super) fn on_amended(
         &mut self,
         now: Moment,
         name: &LockName,
@@ -70,7 +70,7 @@ impl Engine {
             return;
         };
         match amended {
-            ChangeOutcome::Locked => self.amendment_is_locked(now, name, id),
+            ChangeOutcome::Locked => self.on_amendment_locked(now, name, id),
             ChangeOutcome::Done => self.conclude_amendment(now, name, id, sent_at),
             ChangeOutcome::NotHeld => match holding.amendments.front_mut() {
                 Some(amending) if !amending.amendment.is_conversion() => {
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// Repeats the first amendment, or gives it up if a row lock has prevented it for too long.
-    fn amendment_is_locked(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
+    fn on_amendment_locked(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -103,7 +103,7 @@ impl Engine {
         if since + LOCKED_TIMEOUT <= now && !may_follow {
             let lease = first.lease;
             holding.amendments.pop_front();
-            self.not_amended(lease, NotAmended::Locked);
+            self.on_not_amended(lease, NotAmended::Locked);
             self.admit(now, name, id);
         }
     }
@@ -153,20 +153,20 @@ impl Engine {
             return self.conclude_amendment(now, name, id, now);
         }
         holding.amendments.pop_front();
-        self.not_amended(first.lease, NotAmended::EnteredAgain);
+        self.on_not_amended(first.lease, NotAmended::EnteredAgain);
         self.admit(now, name, id);
     }
 
     /// Answers the changes of a holding that has ended.
     pub(super) fn lose_amendments(&mut self, amendments: impl IntoIterator<Item = Amending>, cause: LossCause) {
         for amending in amendments {
-            self.not_amended(amending.lease, NotAmended::Lost(cause));
+            self.on_not_amended(amending.lease, NotAmended::Lost(cause));
         }
     }
 
     /// Handles the failure of the first amendment. After a conversion, the state of the lease is
     /// unknown.
-    pub(super) fn amendment_failed(&mut self, now: Moment, name: &LockName, id: AcquisitionId, error: SharedError) {
+    pub(super) fn on_amendment_failed(&mut self, now: Moment, name: &LockName, id: AcquisitionId, error: SharedError) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
@@ -175,7 +175,7 @@ impl Engine {
         };
         let is_known = !failed.amendment.is_conversion();
         holding.lingers |= !is_known;
-        self.not_amended(failed.lease, NotAmended::Failed(error));
+        self.on_not_amended(failed.lease, NotAmended::Failed(error));
         if !is_known {
             self.lose(now, name, id, LossCause::Superseded);
         }

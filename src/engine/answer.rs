@@ -8,7 +8,7 @@ use super::holding::{Holding, HoldingState, relied_on};
 use super::name::UNREACHABLE_AFTER;
 use super::step::Step;
 use super::waiter::WaiterState;
-use super::{Engine, Granting, InFlight, LOCKED_ROW_PAUSE, LOOK_RETRY_PAUSE, MAX_UNKNOWN_ANSWERS};
+use super::{Engine, GrantTerms, InFlight, LOCKED_ROW_PAUSE, LOOK_RETRY_PAUSE, MAX_UNKNOWN_ANSWERS};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -20,10 +20,10 @@ use crate::protocol::{
 use crate::token::FencingToken;
 
 impl Engine {
-    pub(super) fn answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
+    pub(super) fn on_answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
         self.record_steadiness(now, request, &answer);
         if self.heartbeat.is_beat(request) {
-            return self.heartbeat_answered(now, answer);
+            return self.on_heartbeat_answered(now, answer);
         }
         let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
             debug_assert!(false, "each request has one answer");
@@ -41,17 +41,17 @@ impl Engine {
         if may_linger || is_repeated {
             self.record_repetition(&name, &step);
         }
-        let granting = |token, ttl| Granting { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
+        let terms = |token, ttl| GrantTerms { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
         match (result, step, body) {
-            (Err(error), step, body) => self.failed(now, &name, step, body, error),
+            (Err(error), step, body) => self.on_failed(now, &name, step, body, error),
             (Ok(Response::Acquired(Ok(token))), Step::Acquire(id), Request::Acquire(claim)) => {
-                self.granted(now, &name, id, granting(token, claim.ttl));
+                self.on_granted(now, &name, id, terms(token, claim.ttl));
             }
             (Ok(Response::Acquired(Err(holder))), Step::Acquire(id), _) => {
                 self.refused(now, &name, id, sent_at, holder)
             }
             (Ok(Response::Joined(joined)), Step::Join(id), Request::Join(claim)) => {
-                self.joined(now, &name, id, joined, |token| granting(token, claim.ttl));
+                self.on_joined(now, &name, id, joined, |token| terms(token, claim.ttl));
             }
             (Ok(Response::Enqueued(holder)), Step::Enqueue, Request::Enqueue(entries)) => {
                 let ids: Vec<AcquisitionId> = entries.iter().map(|entry| entry.claim.id).collect();
@@ -59,27 +59,27 @@ impl Engine {
             }
             (Ok(Response::Released(released)), Step::Release(id), Request::Release(release)) => {
                 let next = release.next.map(|claim| (claim.id, claim.ttl));
-                self.released(now, &name, id, next, released, granting);
+                self.on_released(now, &name, id, next, released, terms);
             }
-            (Ok(Response::Withdrawn(withdrawn)), Step::Withdraw(id), _) => self.withdrawn(now, &name, id, withdrawn),
+            (Ok(Response::Withdrawn(withdrawn)), Step::Withdraw(id), _) => self.on_withdrawn(now, &name, id, withdrawn),
             (Ok(Response::Polled(polled)), Step::Poll, Request::Poll { ids, .. }) => {
-                self.polled(now, &name, &ids, sent_at, epoch, polled);
+                self.on_polled(now, &name, &ids, sent_at, epoch, polled);
             }
-            (Ok(Response::Polled(polled)), Step::Look(id), _) => self.looked(now, &name, id, epoch, polled),
+            (Ok(Response::Polled(polled)), Step::Look(id), _) => self.on_looked(now, &name, id, epoch, polled),
             (Ok(Response::Read(queue)), Step::Read { given_up }, _) => {
-                self.read(now, &name, given_up, sent_at, epoch, queue)
+                self.on_read(now, &name, given_up, sent_at, epoch, queue)
             }
             (Ok(Response::Transitioned(granted)), Step::Transition { given_up }, Request::Transition(transition)) => {
-                self.transitioned(now, &name, given_up, &transition, granted, granting);
+                self.on_transitioned(now, &name, given_up, &transition, granted, terms);
             }
             (Ok(Response::Extended(extended)), Step::Extend(id), Request::Extend(extension)) => {
                 let is_renewed = matches!(extension.client_change, ClientChange::Set(_));
-                self.extended(now, &name, id, is_renewed, granting(extension.token, extension.lasts), extended);
+                self.on_extended(now, &name, id, is_renewed, terms(extension.token, extension.lasts), extended);
             }
             (Ok(Response::Extended(a) | Response::Downgraded(a) | Response::Raised(a)), Step::Amend(id), _) => {
-                self.amended(now, &name, id, sent_at, a);
+                self.on_amended(now, &name, id, sent_at, a);
             }
-            (Ok(Response::Extended(amended)), Step::Detach(id), _) => self.detached(now, &name, id, Some(amended)),
+            (Ok(Response::Extended(amended)), Step::Detach(id), _) => self.on_detached(now, &name, id, Some(amended)),
             (Ok(_), ..) => {}
         }
         self.advance(now, &name);
@@ -107,13 +107,13 @@ impl Engine {
         holding.into_iter().for_each(|holding| holding.may_have_ended = true);
     }
 
-    fn joined(
+    fn on_joined(
         &mut self,
         now: Moment,
         name: &LockName,
         id: AcquisitionId,
         joined: JoinOutcome,
-        granting: impl Fn(FencingToken) -> Granting,
+        terms: impl Fn(FencingToken) -> GrantTerms,
     ) {
         match joined {
             JoinOutcome::Done(token) => {
@@ -123,7 +123,7 @@ impl Engine {
                 if let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) {
                     waiter.claim.mode = Mode::Exclusive;
                 }
-                self.granted(now, name, id, granting(token));
+                self.on_granted(now, name, id, terms(token));
                 let holding = self.names.get_mut(name).and_then(|state| state.holding(id));
                 holding.into_iter().for_each(|holding| holding.is_joined = true);
             }
@@ -131,12 +131,12 @@ impl Engine {
                 let waiter = self.names.get_mut(name).and_then(|state| state.waiter(id));
                 waiter.into_iter().for_each(|waiter| waiter.retry_at = now + LOCKED_ROW_PAUSE);
             }
-            JoinOutcome::NotHeld => self.not_joined(now, name, id),
+            JoinOutcome::NotHeld => self.on_not_joined(now, name, id),
         }
     }
 
     /// Handles the answer to a heartbeat.
-    pub(super) fn heartbeat_answered(&mut self, now: Moment, answer: Answer) {
+    pub(super) fn on_heartbeat_answered(&mut self, now: Moment, answer: Answer) {
         if answer.may_linger || answer.is_repeated || answer.result.is_err() {
             self.heartbeat.interrupted();
         }
@@ -149,7 +149,7 @@ impl Engine {
         }
         let shortest = self.shortest();
         let interrupted_since = self.heartbeat.interrupted_since();
-        if self.heartbeat.answered(sent_at, now, shortest, response) {
+        if self.heartbeat.on_answered(sent_at, now, shortest, response) {
             if let Some(since) = interrupted_since {
                 self.recheck_ended(now, since);
             }
@@ -180,7 +180,7 @@ impl Engine {
     }
 
     /// Handles the look-up of a holding after a notice.
-    pub(super) fn looked(
+    pub(super) fn on_looked(
         &mut self,
         now: Moment,
         name: &LockName,
@@ -204,7 +204,7 @@ impl Engine {
             return self.lose(now, name, id, LossCause::Superseded);
         };
         holding.epoch = epoch;
-        holding.is_doubted = false;
+        holding.may_be_lost = false;
         let requested_up_to = polled.map_or(0, |polled| polled.row.asked);
         for lease in holding.leaving.drain(..looking_for) {
             self.actions.push(Action::Released { lease, verdict: Verdict::Held });
@@ -228,20 +228,20 @@ impl Engine {
         }
     }
 
-    pub(super) fn extended(
+    pub(super) fn on_extended(
         &mut self,
         now: Moment,
         name: &LockName,
         id: AcquisitionId,
         is_renewed: bool,
-        granting: Granting,
+        terms: GrantTerms,
         extended: ChangeOutcome,
     ) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         if state.waiter(id).is_some() {
-            return self.extended_before_grant(now, name, id, granting, extended);
+            return self.on_extended_before_grant(now, name, id, terms, extended);
         }
         let Some(holding) = state.holding(id) else {
             return;
@@ -250,36 +250,36 @@ impl Engine {
         match extended {
             ChangeOutcome::Done => {
                 holding.settle(&self.heartbeat);
-                holding.ttl = granting.ttl;
+                holding.ttl = terms.ttl;
                 holding.is_renewed |= is_renewed;
                 if is_renewed {
-                    self.heartbeat.schedule_for(granting.since, granting.ttl);
+                    self.heartbeat.schedule_for(terms.since, terms.ttl);
                 }
-                holding.epoch = granting.epoch;
-                holding.deadline = holding.deadline.max(granting.since + relied_on(granting.ttl));
+                holding.epoch = terms.epoch;
+                holding.deadline = holding.deadline.max(terms.since + relied_on(terms.ttl));
                 // A lease that has entered meanwhile may want more.
                 let wants_more = holding.claim.ttl > holding.ttl || (holding.claim.is_renewed && !holding.is_renewed);
                 holding.extend_at = wants_more.then_some(now);
             }
             ChangeOutcome::Locked => {
                 holding.put_off(now);
-                holding.extend_at = Some(holding.again_at);
+                holding.extend_at = Some(holding.retry_at);
             }
             // The holding was taken away, or was about to expire: a look decides.
             ChangeOutcome::NotHeld => {
                 holding.settle(&self.heartbeat);
-                (holding.epoch, holding.is_doubted) = (Epoch::default(), true);
+                (holding.epoch, holding.may_be_lost) = (Epoch::default(), true);
             }
         }
     }
 
     /// Handles the answer to an extension that comes before its waiter gets the lease.
-    fn extended_before_grant(
+    fn on_extended_before_grant(
         &mut self,
         now: Moment,
         name: &LockName,
         id: AcquisitionId,
-        granting: Granting,
+        terms: GrantTerms,
         extended: ChangeOutcome,
     ) {
         let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
@@ -288,8 +288,8 @@ impl Engine {
         match extended {
             ChangeOutcome::Done => {
                 // A notice since the grant was read requires a look.
-                let epoch = waiter.granted_in.unwrap_or(granting.epoch);
-                self.granted(now, name, id, Granting { epoch, ..granting });
+                let epoch = waiter.granted_in.unwrap_or(terms.epoch);
+                self.on_granted(now, name, id, GrantTerms { epoch, ..terms });
             }
             ChangeOutcome::Locked => waiter.retry_at = now + LOCKED_ROW_PAUSE,
             ChangeOutcome::NotHeld if waiter.resumes.is_none() => {
@@ -309,7 +309,7 @@ impl Engine {
     }
 
     /// Handles a request that was not answered.
-    pub(super) fn failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, error: SharedError) {
+    pub(super) fn on_failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, error: SharedError) {
         // This request may still take effect. Earlier ones were answered, so the acquisitions of
         // this one alone are withdrawn again.
         self.mark_lingering(now, name, &body);
@@ -324,7 +324,7 @@ impl Engine {
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
-            (Step::Withdraw(id), _) => self.withdrawal_failed(now, name, id),
+            (Step::Withdraw(id), _) => self.on_withdrawal_failed(now, name, id),
             (Step::Release(id), Request::Release(release)) => {
                 if let Some(next) = release.next.as_ref().map(|claim| claim.id) {
                     // The waiter may have been granted the name.
@@ -332,8 +332,8 @@ impl Engine {
                 }
                 self.conclude(now, name, Some(id), Verdict::Failed(error.clone()));
             }
-            (Step::Amend(id), _) => self.amendment_failed(now, name, id, error.clone()),
-            (Step::Detach(id), _) => self.detached(now, name, id, None),
+            (Step::Amend(id), _) => self.on_amendment_failed(now, name, id, error.clone()),
+            (Step::Detach(id), _) => self.on_detached(now, name, id, None),
             (Step::Look(id), _) => {
                 if let Some(holding) = state.holding(id) {
                     (holding.looking_for, holding.look_at) = (None, Some(now + LOOK_RETRY_PAUSE));
@@ -361,7 +361,7 @@ impl Engine {
         }
     }
 
-    fn withdrawal_failed(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
+    fn on_withdrawal_failed(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
         self.refuse_timed_out(now, name, Some(id));
         let closes = self.is_closing();
         let Some(state) = self.names.get_mut(name) else {

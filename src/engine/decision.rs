@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::action::{Action, Refusal, Verdict, WaiterId};
 use super::heartbeat::Epoch;
-use super::name::Name;
+use super::name::NameState;
 use super::policy::{Decision, decide, shares_again};
 use super::poll_interval::POLL_FIRST;
 use super::step::Step;
 use super::waiter::{Waiter, WaiterState};
-use super::{Engine, Granting, MAX_OVERTAKEN};
+use super::{Engine, GrantTerms, MAX_OVERTAKEN};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -35,7 +35,7 @@ struct Differences {
 
 impl Engine {
     /// Handles a name and its queue as read.
-    pub(super) fn read(
+    pub(super) fn on_read(
         &mut self,
         now: Moment,
         name: &LockName,
@@ -60,13 +60,13 @@ impl Engine {
             return;
         };
         state.withdraw_forgotten(now, client, &queue.row, &queue.entries);
-        state.is_wanted = queue.waiting().any(|entry| entry.client != Some(client));
+        state.is_contended = queue.waiting().any(|entry| entry.client != Some(client));
         let Differences { granted, vanished, converting } = state.compare_with(&queue);
         for id in vanished {
             self.requeue(now, name, id, WaiterState::Refused, false);
         }
         for (id, token, remaining) in granted {
-            self.granted_by_other(now, name, id, token, (sent_at, remaining), epoch);
+            self.on_granted_by_other(now, name, id, token, (sent_at, remaining), epoch);
         }
         for waiter in converting {
             self.leave(now, waiter, Some(Refusal::Conversion { name: name.clone() }));
@@ -90,7 +90,7 @@ impl Engine {
                 state => state,
             };
         }
-        state.is_wanted = false;
+        state.is_contended = false;
     }
 
     /// Decides who is next, and sends the transition or sets when the name is looked at again.
@@ -148,7 +148,7 @@ impl Engine {
         let client = self.heartbeat.client;
         let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
         let is_unsure = !self.is_steady(now) && queue.waiting().any(is_silent);
-        let again_at = self.steady_at.max(now + POLL_FIRST);
+        let retry_at = self.steady_at.max(now + POLL_FIRST);
         let Some(state) = self.names.get_mut(name) else {
             return false;
         };
@@ -158,10 +158,10 @@ impl Engine {
             return false;
         }
         state.put_off_since = Some(since);
-        state.read_at = Some(again_at);
-        state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.again_at = again_at);
+        state.read_at = Some(retry_at);
+        state.holdings.iter_mut().filter(|holding| !holding.is_held()).for_each(|h| h.retry_at = retry_at);
         let tries = state.candidate().filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
-        state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.retry_at = again_at);
+        state.waiters.iter_mut().filter(|w| Some(w.id) == tries).for_each(|waiter| waiter.retry_at = retry_at);
         true
     }
 
@@ -196,17 +196,17 @@ impl Engine {
     }
 
     /// Handles the answer to a transition. `granted` is `None` if it was not carried out.
-    pub(super) fn transitioned(
+    pub(super) fn on_transitioned(
         &mut self,
         now: Moment,
         name: &LockName,
         given_up: Option<AcquisitionId>,
         transition: &Transition,
         granted: Option<Vec<Granted>>,
-        granting: impl Fn(FencingToken, Duration) -> Granting,
+        terms: impl Fn(FencingToken, Duration) -> GrantTerms,
     ) {
         let Some(granted) = granted else {
-            return self.overtaken(now, name, given_up);
+            return self.on_overtaken(now, name, given_up);
         };
         let ttl_of = |id| match &transition.change {
             HolderChange::Exclusive(grantee) => grantee.ttl,
@@ -217,16 +217,16 @@ impl Engine {
         self.conclude(now, name, given_up, Verdict::Held);
         if let Some(state) = self.names.get_mut(name) {
             state.overtaken = 0;
-            state.is_wanted = !transition.is_last;
+            state.is_contended = !transition.is_last;
         }
         self.poll_later(now, name, 0, None);
         for grant in granted {
-            self.granted(now, name, grant.id, granting(grant.token, ttl_of(grant.id)));
+            self.on_granted(now, name, grant.id, terms(grant.token, ttl_of(grant.id)));
         }
     }
 
     /// Handles a decision that was not carried out: the name has changed, or a row was locked.
-    pub(super) fn overtaken(&mut self, now: Moment, name: &LockName, given_up: Option<AcquisitionId>) {
+    pub(super) fn on_overtaken(&mut self, now: Moment, name: &LockName, given_up: Option<AcquisitionId>) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -249,7 +249,7 @@ impl Engine {
     }
 }
 
-impl Name {
+impl NameState {
     /// Compares the waiters with the queue as read.
     fn compare_with(&mut self, queue: &Queue) -> Differences {
         let mut found = Differences::default();

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, relied_on};
-use super::name::Name;
+use super::name::NameState;
 use super::poll_interval::QueuePace;
 use super::waiter::{Waiter, WaiterState};
-use super::{Engine, Granting, enter};
+use super::{Engine, GrantTerms, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -19,8 +19,8 @@ use crate::token::FencingToken;
 impl Engine {
     /// Handles a granted claim of this client. Its waiter still waits, or the claim is being
     /// withdrawn.
-    pub(super) fn granted(&mut self, now: Moment, name: &LockName, id: AcquisitionId, granting: Granting) {
-        let Granting { token, since, lasts, ttl, may_linger, .. } = granting;
+    pub(super) fn on_granted(&mut self, now: Moment, name: &LockName, id: AcquisitionId, terms: GrantTerms) {
+        let GrantTerms { token, since, lasts, ttl, may_linger, .. } = terms;
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -56,14 +56,14 @@ impl Engine {
         let is_release_requested = state.release_requested_up_to >= token.get();
         let (is_adopted, lingers) = (waiter.adopts(), waiter.lingers || may_linger);
         let mut holding =
-            Holding { is_adopted, is_release_requested, lingers, ..Holding::granted(now, waiter.claim, &granting) };
+            Holding { is_adopted, is_release_requested, lingers, ..Holding::from_terms(now, waiter.claim, &terms) };
         if holding.is_renewed {
             self.heartbeat.schedule_for(since, ttl);
         }
         let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);
         let is_exclusive = holding.claim.mode == Mode::Exclusive;
         state.holdings.push(holding);
-        self.report(waiter.id, grant, is_release_requested);
+        self.deliver(waiter.id, grant, is_release_requested);
         self.admit(now, name, id);
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -96,16 +96,16 @@ impl Engine {
                 _ => {}
             }
             let holding = &mut state.holdings[i];
-            holding.want(now, other.claim.ttl, other.claim.is_renewed);
+            holding.raise_ttl(now, other.claim.ttl, other.claim.is_renewed);
             let grant = enter(holding, now, other.hold_time, &mut self.next_lease);
             let is_release_requested = holding.is_release_requested;
-            self.report(other.id, grant, is_release_requested);
+            self.deliver(other.id, grant, is_release_requested);
         }
     }
 
     /// Grants a lease to its caller. `is_release_requested`: the holder was asked earlier to
     /// release it.
-    pub(super) fn report(&mut self, waiter: WaiterId, grant: Grant, is_release_requested: bool) {
+    pub(super) fn deliver(&mut self, waiter: WaiterId, grant: Grant, is_release_requested: bool) {
         let lease = grant.lease;
         self.leases.insert(lease, (grant.name.clone(), grant.id));
         self.actions.push(Action::Granted { waiter, grant });
@@ -116,7 +116,7 @@ impl Engine {
 
     /// Handles a grant by another client. The answer to a request sent at `since` said how long the
     /// grant lasts.
-    pub(super) fn granted_by_other(
+    pub(super) fn on_granted_by_other(
         &mut self,
         now: Moment,
         name: &LockName,
@@ -138,7 +138,7 @@ impl Engine {
             return;
         }
         let may_linger = waiter.lingers;
-        self.granted(now, name, id, Granting { token, since, lasts, ttl, epoch, may_linger });
+        self.on_granted(now, name, id, GrantTerms { token, since, lasts, ttl, epoch, may_linger });
     }
 
     /// Handles the store's refusal of a plain acquire.
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Handles a waiter whose owner has no holding to enter: it waits like any other waiter.
-    pub(super) fn not_joined(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
+    pub(super) fn on_not_joined(&mut self, now: Moment, name: &LockName, id: AcquisitionId) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -239,7 +239,7 @@ impl Engine {
         self.heartbeat.schedule_for_entry(sent_at);
     }
 
-    pub(super) fn polled(
+    pub(super) fn on_polled(
         &mut self,
         now: Moment,
         name: &LockName,
@@ -270,7 +270,7 @@ impl Engine {
         if let Some(state) = self.names.get_mut(name).filter(|_| !is_valid) {
             state.read_at = Some(now);
         }
-        for waiter in self.names.get_mut(name).into_iter().flat_map(Name::foremost_mut) {
+        for waiter in self.names.get_mut(name).into_iter().flat_map(NameState::foremost_mut) {
             waiter.may_join |= waiter.reenters && row.owner == Some(waiter.claim.owner) && is_valid;
         }
         for (id, presence) in ids.iter().zip(presences) {
@@ -279,7 +279,7 @@ impl Engine {
             };
             match presence {
                 Presence::Holding { token, remaining } => {
-                    self.granted_by_other(now, name, *id, token, (sent_at, remaining), epoch);
+                    self.on_granted_by_other(now, name, *id, token, (sent_at, remaining), epoch);
                 }
                 Presence::Waiting { .. } if waiter.may_join => {
                     self.requeue(now, name, *id, WaiterState::Refused, false)

@@ -173,7 +173,7 @@ impl Heartbeat {
 
     /// Handles the answer to a beat that was sent at `sent_at`. `shortest`: the shortest TTL to
     /// keep. Returns `true` if a new epoch has begun, in which every holding must be looked up.
-    pub(super) fn answered(
+    pub(super) fn on_answered(
         &mut self,
         sent_at: Moment,
         now: Moment,

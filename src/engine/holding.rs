@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::action::{Amendment, HoldTime, LeaseId, Verdict};
 use super::heartbeat::{Epoch, Heartbeat};
 use super::withdrawal::FIRST_PAUSE;
-use super::{EXTEND_AFTER, Granting, MAX_INEFFECTIVE_RELEASES};
+use super::{EXTEND_AFTER, GrantTerms, MAX_INEFFECTIVE_RELEASES};
 use crate::clock::{Moment, reliance};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -70,7 +70,7 @@ pub(super) struct Holding {
     /// The tokens of the holding before each raise.
     pub(super) former_tokens: Vec<FencingToken>,
     /// A caller suspects that the holding has ended.
-    pub(super) is_doubted: bool,
+    pub(super) may_be_lost: bool,
     /// Its release was requested, and its leases were notified.
     pub(super) is_release_requested: bool,
     /// The holding was taken over unchanged from another process.
@@ -90,7 +90,7 @@ pub(super) struct Holding {
     /// When to raise its TTL in the store to the requested TTL.
     pub(super) extend_at: Option<Moment>,
     /// When to repeat a statement that changes the holding.
-    pub(super) again_at: Moment,
+    pub(super) retry_at: Moment,
     /// When to repeat an unanswered look.
     pub(super) look_at: Option<Moment>,
     pub(super) pause: Duration,
@@ -117,12 +117,12 @@ impl Holding {
     }
 
     /// Creates the holding of a claim that was granted, without its leases.
-    pub(super) fn granted(now: Moment, claim: Claim, granting: &Granting) -> Self {
-        let Granting { token, since, lasts, ttl, epoch, may_linger } = *granting;
+    pub(super) fn from_terms(now: Moment, claim: Claim, terms: &GrantTerms) -> Self {
+        let GrantTerms { token, since, lasts, ttl, epoch, may_linger } = *terms;
         Self {
             token,
             former_tokens: Vec::new(),
-            is_doubted: false,
+            may_be_lost: false,
             is_release_requested: false,
             is_adopted: false,
             is_joined: false,
@@ -132,7 +132,7 @@ impl Holding {
             deadline: since + relied_on(lasts),
             epoch,
             extend_at: (ttl < claim.ttl).then(|| now + EXTEND_AFTER),
-            again_at: now,
+            retry_at: now,
             look_at: None,
             pause: FIRST_PAUSE,
             ineffective_releases: 0,
@@ -158,7 +158,7 @@ impl Holding {
         let hold_times = last.iter().filter(|_| honours_hold_time).map(|lease| lease.keeps_until.since(now));
         let keep_for = hold_times.max().unwrap_or_default();
         self.state = HoldingState::Releasing { lease, keep_for, by_transition: false };
-        (self.again_at, self.pause) = (now, FIRST_PAUSE);
+        (self.retry_at, self.pause) = (now, FIRST_PAUSE);
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -171,9 +171,9 @@ impl Holding {
         beat_at.map_or(self.deadline, |beat_at| self.deadline.max(beat_at + relied_on(self.ttl)))
     }
 
-    /// Adds the wants of another lease: raises the holding's TTL in the store if the lease asks for
-    /// more.
-    pub(super) fn want(&mut self, now: Moment, ttl: Duration, is_renewed: bool) {
+    /// Raises the TTL of the holding in the store, and has the heartbeat renew it, if another lease
+    /// of it asks for that.
+    pub(super) fn raise_ttl(&mut self, now: Moment, ttl: Duration, is_renewed: bool) {
         if ttl > self.claim.ttl || (is_renewed && !self.claim.is_renewed) {
             self.claim.ttl = self.claim.ttl.max(ttl);
             self.claim.is_renewed |= is_renewed;
@@ -207,13 +207,13 @@ impl Holding {
     }
 
     /// Whether the engine must ask the store if the holding still exists: after a notice, a refused
-    /// change or a doubt, or for the verdict of a release.
+    /// change or a possible loss, or for the verdict of a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
         let has_news = self.is_renewed && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
         self.is_held()
             && self.looking_for.is_none()
-            && (has_news || is_refused || self.is_doubted || !self.leaving.is_empty())
+            && (has_news || is_refused || self.may_be_lost || !self.leaving.is_empty())
     }
 
     /// Whether a look may have found the holding with this token: its own, a token it is being
@@ -278,7 +278,7 @@ impl Holding {
     /// keeps the holding, several statements come before its deadline.
     pub(super) fn put_off(&mut self, now: Moment) {
         let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
-        self.again_at = now + if self.is_renewed { self.pause } else { self.pause.min(soon) };
+        self.retry_at = now + if self.is_renewed { self.pause } else { self.pause.min(soon) };
         self.pause = (self.pause * 2).min(Duration::from_secs(1));
     }
 }

@@ -15,7 +15,7 @@ use crate::token::FencingToken;
 
 impl Engine {
     /// Ends the holdings with this token, which the store has ended.
-    pub(super) fn evicted(&mut self, now: Moment, name: &LockName, token: FencingToken) {
+    pub(super) fn on_evicted(&mut self, now: Moment, name: &LockName, token: FencingToken) {
         let held = self.names.get(name).map(|state| &state.holdings);
         let ended: Vec<AcquisitionId> =
             held.into_iter().flatten().filter(|h| h.is_held() && h.has_token(token)).map(Holding::id).collect();
@@ -26,11 +26,11 @@ impl Engine {
     }
 
     /// Looks up every holding of a name.
-    pub(super) fn doubt(&mut self, now: Moment, name: &LockName) {
+    pub(super) fn look_up(&mut self, now: Moment, name: &LockName) {
         for holding in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.holdings) {
             holding.settle(&self.heartbeat);
             holding.epoch = Epoch::default();
-            holding.is_doubted = true;
+            holding.may_be_lost = true;
         }
         self.advance(now, name);
     }

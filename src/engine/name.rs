@@ -47,8 +47,9 @@ pub(super) struct Needs {
     pub(super) awaits_grant: bool,
 }
 
+/// The state of one name in this client: its waiters, its holdings and its withdrawals.
 #[derive(Default)]
-pub(super) struct Name {
+pub(super) struct NameState {
     /// The needs of the name when it was last advanced.
     pub(super) needs: Needs,
     /// In order of arrival, but tries come first: a try without a named owner is refused while a
@@ -82,17 +83,17 @@ pub(super) struct Name {
     /// The highest known token whose holder was asked to release the name.
     pub(super) release_requested_up_to: i64,
     /// Other clients are known to wait for the name.
-    pub(super) is_wanted: bool,
+    pub(super) is_contended: bool,
     /// Since when a decision has been put off because entries of other clients seem to be dead.
     pub(super) put_off_since: Option<Moment>,
     /// How often in a row a decision was overtaken.
     pub(super) overtaken: u32,
 }
 
-impl Name {
-    /// `is_wanted`: other clients are expected to wait for the name, or to hold it.
-    pub(super) fn new(is_wanted: bool) -> Self {
-        Self { is_wanted, ..Self::default() }
+impl NameState {
+    /// `is_contended`: other clients are expected to wait for the name, or to hold it.
+    pub(super) fn new(is_contended: bool) -> Self {
+        Self { is_contended, ..Self::default() }
     }
 
     /// Whether a statement is in flight. Looks do not count.
@@ -112,7 +113,7 @@ impl Name {
 
     /// Returns the end of the last acquisition, if one has ended.
     pub(super) fn ended(&self) -> Option<Ended> {
-        self.ended_at.map(|at| Ended { at, is_wanted: self.is_wanted })
+        self.ended_at.map(|at| Ended { at, is_contended: self.is_contended })
     }
 
     pub(super) fn push_waiter(&mut self, waiter: Waiter) {
@@ -323,8 +324,8 @@ impl Name {
     pub(super) fn wakes_at(&self) -> impl Iterator<Item = Moment> {
         let is_idle = !self.is_busy();
         let of_holding = |h: &Holding| match h.next_amendment() {
-            None if h.is_held() => h.extend_at.map(|at| at.max(h.again_at)),
-            _ => Some(h.again_at),
+            None if h.is_held() => h.extend_at.map(|at| at.max(h.retry_at)),
+            _ => Some(h.retry_at),
         };
         let holdings = self.holdings.iter().filter_map(of_holding);
         let looks = self.holdings.iter().filter_map(|holding| holding.look_at);

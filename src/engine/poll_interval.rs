@@ -43,7 +43,7 @@ impl QueuePace {
     }
 
     /// Handles the result of a poll.
-    pub(super) fn polled(&mut self, now: Moment, ahead: u32) {
+    pub(super) fn on_polled(&mut self, now: Moment, ahead: u32) {
         let moves = self.ahead.saturating_sub(ahead);
         if moves > 0 {
             self.moves = self.moves.saturating_add(moves);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::name::Name;
+use super::name::NameState;
 use super::{Engine, LONGEST_LAG, NOTED_FOR};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -19,7 +19,7 @@ const RECHECK_EACH: Duration = Duration::from_millis(1);
 pub(super) struct Ended {
     pub(super) at: Moment,
     /// Other clients waited for the name.
-    pub(super) is_wanted: bool,
+    pub(super) is_contended: bool,
 }
 
 impl Engine {
@@ -36,7 +36,7 @@ impl Engine {
     /// Whether another client probably holds a name that this client does not use: it waited for
     /// the name when this client released it, a moment ago.
     pub(super) fn is_probably_held(&self, now: Moment, name: &LockName) -> bool {
-        self.ended.get(name).is_some_and(|ended| ended.is_wanted && now < ended.at + PROBABLE_HOLD)
+        self.ended.get(name).is_some_and(|ended| ended.is_contended && now < ended.at + PROBABLE_HOLD)
     }
 
     /// Reads each name on which an acquisition has ended since `same_until`, or shortly before. A
@@ -48,7 +48,7 @@ impl Engine {
         for (name, ended) in std::mem::take(&mut self.ended) {
             self.names.entry(name).or_default().ended_at.get_or_insert(ended.at);
         }
-        let may_be_missed = |state: &&mut Name| state.ended_at.is_some_and(|at| same_until < at + LONGEST_LAG);
+        let may_be_missed = |state: &&mut NameState| state.ended_at.is_some_and(|at| same_until < at + LONGEST_LAG);
         let mut read_at = now;
         for state in self.names.values_mut().filter(may_be_missed) {
             (state.read_at, state.is_rechecked) = (Some(read_at), true);

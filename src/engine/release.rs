@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::action::{Action, SharedError, Verdict};
 use super::holding::HoldingState;
 use super::waiter::WaiterState;
-use super::{Engine, Granting};
+use super::{Engine, GrantTerms};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
@@ -14,17 +14,17 @@ use crate::protocol::{AcquisitionId, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
 /// How long a closing client repeats a release that meets a row lock, such as a fence's.
-const CLOSES_WITHIN: Duration = Duration::from_secs(3);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Engine {
-    pub(super) fn released(
+    pub(super) fn on_released(
         &mut self,
         now: Moment,
         name: &LockName,
         id: AcquisitionId,
         next: Option<(AcquisitionId, Duration)>,
         released: ReleaseOutcome,
-        granting: impl Fn(FencingToken, Duration) -> Granting,
+        terms: impl Fn(FencingToken, Duration) -> GrantTerms,
     ) {
         let stops_repeating = self.stops_repeating(now);
         let Some(state) = self.names.get_mut(name) else {
@@ -33,26 +33,26 @@ impl Engine {
         let Some(holding) = state.holding(id) else {
             // The holding expired meanwhile and is being withdrawn, but the grant to its successor
             // is valid.
-            return self.grant_to_successor(now, name, next, released, &granting);
+            return self.grant_to_successor(now, name, next, released, &terms);
         };
         match released {
             ReleaseOutcome::Ended { awaited } => {
                 if awaited {
-                    (state.is_wanted, state.read_at) = (true, Some(now));
+                    (state.is_contended, state.read_at) = (true, Some(now));
                 }
                 self.conclude(now, name, Some(id), Verdict::Held);
             }
             ReleaseOutcome::ToNext(_) | ReleaseOutcome::ToEntry(_) => {
-                state.is_wanted |= matches!(released, ReleaseOutcome::ToEntry(_));
+                state.is_contended |= matches!(released, ReleaseOutcome::ToEntry(_));
                 self.conclude(now, name, Some(id), Verdict::Held);
-                self.grant_to_successor(now, name, next, released, &granting);
+                self.grant_to_successor(now, name, next, released, &terms);
             }
             ReleaseOutcome::Awaited if holding.count_ineffective_release() => {
                 self.conclude(now, name, Some(id), Verdict::Failed(SharedError::no_effect()));
             }
             ReleaseOutcome::Awaited => {
                 holding.release_by_transition(next.is_none());
-                state.is_wanted = true;
+                state.is_contended = true;
             }
             ReleaseOutcome::Locked if stops_repeating => {
                 let error = SharedError::locked(name);
@@ -72,7 +72,7 @@ impl Engine {
             // The token was raised by a request whose answer was lost.
             ReleaseOutcome::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
                 holding.token = FencingToken::new(latest).unwrap_or(holding.token);
-                holding.again_at = now;
+                holding.retry_at = now;
             }
             ReleaseOutcome::NotHeld { lost, token: latest } => {
                 let verdict = holding.judge_end(lost, latest);
@@ -90,25 +90,25 @@ impl Engine {
         name: &LockName,
         next: Option<(AcquisitionId, Duration)>,
         released: ReleaseOutcome,
-        granting: &impl Fn(FencingToken, Duration) -> Granting,
+        terms: &impl Fn(FencingToken, Duration) -> GrantTerms,
     ) {
         match (released, next) {
             (ReleaseOutcome::ToNext(token), Some((next, ttl))) => {
-                self.granted(now, name, next, granting(token, ttl));
+                self.on_granted(now, name, next, terms(token, ttl));
             }
-            (ReleaseOutcome::ToEntry(grant), _) => self.handed_over(now, name, grant.id, grant.token, granting),
+            (ReleaseOutcome::ToEntry(grant), _) => self.on_handed_over(now, name, grant.id, grant.token, terms),
             _ => {}
         }
     }
 
     /// Handles a release that granted the name to an entry, perhaps of this client.
-    pub(super) fn handed_over(
+    pub(super) fn on_handed_over(
         &mut self,
         now: Moment,
         name: &LockName,
         id: AcquisitionId,
         token: FencingToken,
-        granting: &impl Fn(FencingToken, Duration) -> Granting,
+        terms: &impl Fn(FencingToken, Duration) -> GrantTerms,
     ) {
         let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
             return;
@@ -118,7 +118,7 @@ impl Engine {
             return;
         }
         let ttl = waiter.claim.ttl.min(GRANT);
-        self.granted(now, name, id, granting(token, ttl));
+        self.on_granted(now, name, id, terms(token, ttl));
     }
 
     /// Ends a holding that was being released, and reports the verdict to its holder.
@@ -144,7 +144,13 @@ impl Engine {
         self.lose_amendments(holding.amendments, LossCause::Superseded);
     }
 
-    pub(super) fn withdrawn(&mut self, now: Moment, name: &LockName, id: AcquisitionId, withdrawn: WithdrawalOutcome) {
+    pub(super) fn on_withdrawn(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: AcquisitionId,
+        withdrawn: WithdrawalOutcome,
+    ) {
         self.refuse_timed_out(now, name, Some(id));
         let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {
@@ -176,6 +182,6 @@ impl Engine {
 
     /// Whether the client closes and no longer repeats statements that meet a row lock.
     pub(super) fn stops_repeating(&self, now: Moment) -> bool {
-        self.closing_since.is_some_and(|since| since + CLOSES_WITHIN <= now)
+        self.closing_since.is_some_and(|since| since + CLOSE_TIMEOUT <= now)
     }
 }

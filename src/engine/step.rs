@@ -3,7 +3,7 @@
 use super::action::Amendment;
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
-use super::name::{MAX_ENTRIES, Name};
+use super::name::{MAX_ENTRIES, NameState};
 use super::waiter::{Waiter, WaiterState};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
@@ -40,7 +40,7 @@ pub(super) enum Step {
     Detach(AcquisitionId),
 }
 
-impl Name {
+impl NameState {
     /// Returns the next statement, if one is due. `is_steady`: expired entries are dead.
     pub(super) fn next(
         &mut self,
@@ -62,10 +62,10 @@ impl Name {
         if std::mem::take(&mut self.is_notified) {
             self.poll_at = Some(now);
         }
-        if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.again_at <= now) {
-            return Some(self.end_statement(name, now, is_steady, holding));
+        if let Some(holding) = self.holdings.iter().find(|holding| !holding.is_held() && holding.retry_at <= now) {
+            return Some(self.release_statement(name, now, is_steady, holding));
         }
-        let amendable = self.holdings.iter().filter(|holding| holding.again_at <= now);
+        let amendable = self.holdings.iter().filter(|holding| holding.retry_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
             // A downgrade lets other clients in. Waiters of this client that came earlier get
@@ -94,33 +94,33 @@ impl Name {
             return Some((Step::Detach(detachment.id), detachment.request(name)));
         }
         if self.read_at.is_some_and(|due| due <= now) {
-            return Some(read(name, None));
+            return Some(read_request(name, None));
         }
         if let Some(step) = self.next_for_waiters(name, now) {
             return Some(step);
         }
-        let due = |holding: &&Holding| holding.extend_at.is_some_and(|at| at.max(holding.again_at) <= now);
+        let due = |holding: &&Holding| holding.extend_at.is_some_and(|at| at.max(holding.retry_at) <= now);
         self.holdings.iter().find(due).map(|holding| {
             (Step::Extend(holding.id()), Request::Extend(Extension::to_claim(&holding.claim, holding.token)))
         })
     }
 
     /// Returns the statement that ends a holding.
-    fn end_statement(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
+    fn release_statement(&self, name: &LockName, now: Moment, is_steady: bool, holding: &Holding) -> (Step, Request) {
         let (id, token) = (holding.id(), holding.token);
         let keep_for = match holding.state {
             // The statement would pass over entries that only seem to be dead.
             HoldingState::Releasing { keep_for, .. }
                 if !is_steady && keep_for.is_zero() && holding.may_pass_over_entries() =>
             {
-                return read(name, Some(id));
+                return read_request(name, Some(id));
             }
             HoldingState::Releasing { by_transition: false, keep_for, .. } => keep_for,
-            _ => return read(name, Some(id)),
+            _ => return read_request(name, Some(id)),
         };
         let can_hand_on = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();
         let first = self.waiters.iter().find(|waiter| !waiter.tries());
-        let hands_on = can_hand_on && !self.is_wanted && !holding.is_joined;
+        let hands_on = can_hand_on && !self.is_contended && !holding.is_joined;
         let next = first.filter(|waiter| hands_on && waiter.can_follow());
         // The entry of this client's next waiter takes its turn among the entries of other clients.
         if can_hand_on
@@ -153,7 +153,7 @@ impl Name {
         let tries = self.candidate().is_some_and(|waiter| waiter.tries() && waiter.retry_at <= now);
         if tries && !pauses && !self.is_held_alone() {
             self.read_at = Some(now);
-            return Some(read(name, None));
+            return Some(read_request(name, None));
         }
         let first = self.first().filter(|first| !first.can_join(holder) || first.is_queued())?;
         let (id, claim) = (first.claim.id, first.claim.clone());
@@ -161,10 +161,10 @@ impl Name {
         // that lease grants the name to it. A waiter behind a share has an entry, because the share
         // may be the last one when another client releases its own.
         if self.is_held_alone() {
-            return if self.is_wanted { self.enqueue(now) } else { None };
+            return if self.is_contended { self.enqueue(now) } else { None };
         }
         match first.state {
-            WaiterState::New if self.is_wanted && !first.tries() => self.enqueue(now),
+            WaiterState::New if self.is_contended && !first.tries() => self.enqueue(now),
             WaiterState::New => Some((Step::Acquire(id), Request::Acquire(claim))),
             WaiterState::Refused => self.enqueue(now),
             WaiterState::Granted(_) => None,
@@ -219,6 +219,6 @@ fn amend(name: &LockName, id: AcquisitionId, token: FencingToken, amendment: Ame
     }
 }
 
-fn read(name: &LockName, given_up: Option<AcquisitionId>) -> (Step, Request) {
+fn read_request(name: &LockName, given_up: Option<AcquisitionId>) -> (Step, Request) {
     (Step::Read { given_up }, Request::Read { name: name.clone(), limit: READ_LIMIT })
 }

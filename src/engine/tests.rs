@@ -444,7 +444,7 @@ fn longer_queue_is_passed_on_as_fast_as_short_one() {
                 queue.push_back((QueuePace::new(now), now + POLL_SOONEST));
             } else {
                 let (pace, poll_at) = &mut queue[i];
-                pace.polled(now, i as u32 - 1);
+                pace.on_polled(now, i as u32 - 1);
                 *poll_at = now + pace.interval(now);
             }
         }

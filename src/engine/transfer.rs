@@ -56,10 +56,10 @@ impl Engine {
             if holding.token != exported.token {
                 return self.refuse(id, Refusal::Lost);
             }
-            holding.want(now, ttl, is_renewed);
+            holding.raise_ttl(now, ttl, is_renewed);
             let grant = enter(holding, now, hold_time, &mut self.next_lease);
             let is_release_requested = holding.is_release_requested;
-            self.report(id, grant, is_release_requested);
+            self.deliver(id, grant, is_release_requested);
             return self.advance(now, &name);
         }
         let waiter_state = if is_exclusive { WaiterState::New } else { WaiterState::Granted(exported.token) };
@@ -106,7 +106,7 @@ impl Engine {
 
     /// Withdraws the exported holding, after the resumed lease that joined it has reached its
     /// caller.
-    pub(super) fn delivered(&mut self, now: Moment, lease: LeaseId, exported: Exported) {
+    pub(super) fn on_delivered(&mut self, now: Moment, lease: LeaseId, exported: Exported) {
         let Some((name, id)) = self.leases.get(&lease).cloned() else {
             return;
         };
@@ -127,7 +127,13 @@ impl Engine {
     }
 
     /// Handles the answer to the detachment of an exported lease.
-    pub(super) fn detached(&mut self, now: Moment, name: &LockName, id: AcquisitionId, amended: Option<ChangeOutcome>) {
+    pub(super) fn on_detached(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: AcquisitionId,
+        amended: Option<ChangeOutcome>,
+    ) {
         let (closes, stops_repeating) = (self.is_closing(), self.stops_repeating(now));
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -148,7 +154,7 @@ impl Engine {
     }
 }
 
-impl super::name::Name {
+impl super::name::NameState {
     /// Takes the heartbeat of this client away from a lease that the client no longer holds.
     pub(super) fn detach(
         &mut self,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::action::{Action, Refusal, WaitMode, WaiterId, Wish};
 use super::holding::Holding;
-use super::name::Name;
+use super::name::NameState;
 use super::waiter::Waiter;
 use super::{Engine, enter};
 use crate::clock::Moment;
@@ -13,7 +13,7 @@ use crate::name::LockName;
 use crate::protocol::{AcquisitionId, Claim, Mode};
 
 /// How long the engine waits for the withdrawal of a timed-out waiter before it refuses the waiter.
-const WITHDRAWN_WITHIN: Duration = Duration::from_millis(250);
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl Engine {
     /// Adds a waiter.
@@ -26,8 +26,8 @@ impl Engine {
         let Wish { name, owner, reenters, mode, ttl, is_renewed, hold_time, label, wait_mode } = wish;
         let is_try = matches!(wait_mode, WaitMode::Try(_));
         // A waiter gets an entry at once, without the request that would be refused.
-        let is_wanted = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);
-        let state = self.names.entry(name.clone()).or_insert_with(|| Name::new(is_wanted));
+        let is_contended = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);
+        let state = self.names.entry(name.clone()).or_insert_with(|| NameState::new(is_contended));
         // No waiter enters a holding that no heartbeat renews and that is about to end.
         let lasts = |h: &Holding| h.is_renewed || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
@@ -36,10 +36,10 @@ impl Engine {
         if reenters && let Some(holding) = entered.filter(|_| !is_converting) {
             match (holding.claim.mode, mode) {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
-                    holding.want(now, ttl, is_renewed);
+                    holding.raise_ttl(now, ttl, is_renewed);
                     let grant = enter(holding, now, hold_time, &mut self.next_lease);
                     let is_release_requested = holding.is_release_requested;
-                    self.report(id, grant, is_release_requested);
+                    self.deliver(id, grant, is_release_requested);
                     return self.advance(now, &name);
                 }
                 (Mode::READ, Mode::Exclusive) => return self.refuse(id, Refusal::Conversion { name }),
@@ -89,7 +89,7 @@ impl Engine {
                     state.withdraw(waiter.claim.id, now, waiter.lingers);
                     // The caller is refused once its entry delays no other waiter.
                     if let (Some(Refusal::Timeout), Some(withdrawal)) = (&refusal, state.withdrawals.last_mut()) {
-                        withdrawal.timed_out = Some((id, now + WITHDRAWN_WITHIN));
+                        withdrawal.timed_out = Some((id, now + WITHDRAWAL_TIMEOUT));
                         return;
                     }
                 }

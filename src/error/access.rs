@@ -32,7 +32,7 @@ impl AccessError {
     pub(crate) fn from_error(error: &sqlx::Error) -> Option<Self> {
         match error {
             sqlx::Error::Configuration(cause) if cause.is::<Unusable>() => Some(Self::Setup),
-            sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
+            sqlx::Error::Database(error) => Self::from_database(error.as_ref()),
             sqlx::Error::Io(error) if is_certificate_error(error) => Some(Self::Tls),
             sqlx::Error::Io(error) if error.get_ref().is_some_and(|cause| cause.is::<Forbidden>()) => {
                 Some(Self::NoRight)
@@ -42,18 +42,18 @@ impl AccessError {
         }
     }
 
-    pub(crate) fn of_database(error: &dyn DatabaseError) -> Option<Self> {
+    pub(crate) fn from_database(error: &dyn DatabaseError) -> Option<Self> {
         #[cfg(feature = "postgres")]
         if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
-            return Self::of_postgres(error.code(), error.message());
+            return Self::from_postgres(error.code(), error.message());
         }
         #[cfg(feature = "mysql")]
         if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
-            return Self::of_mysql(error.number());
+            return Self::from_mysql(error.number());
         }
         #[cfg(feature = "sqlite")]
         if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
-            return Self::of_sqlite(error.code().and_then(|code| code.parse().ok()).unwrap_or_default());
+            return Self::from_sqlite(error.code().and_then(|code| code.parse().ok()).unwrap_or_default());
         }
         let _ = error;
         None
@@ -61,7 +61,7 @@ impl AccessError {
 
     /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
     #[cfg(feature = "postgres")]
-    fn of_postgres(code: &str, message: &str) -> Option<Self> {
+    fn from_postgres(code: &str, message: &str) -> Option<Self> {
         match code {
             // Poolers answer most requests that they do not pass on with protocol_violation.
             "08P01" if message.starts_with("unsupported startup parameter") => Some(Self::Pooler),
@@ -82,7 +82,7 @@ impl AccessError {
     /// <https://dev.mysql.com/doc/mysql-errors/9.0/en/server-error-reference.html>
     /// <https://mariadb.com/kb/en/mariadb-error-code-reference/>
     #[cfg(feature = "mysql")]
-    fn of_mysql(number: u16) -> Option<Self> {
+    fn from_mysql(number: u16) -> Option<Self> {
         match number {
             // Access denied, host not allowed, no such login method, access denied without a
             // password, password expired, account locked (on MySQL, on MariaDB).
@@ -96,7 +96,7 @@ impl AccessError {
 
     /// <https://www.sqlite.org/rescode.html>
     #[cfg(feature = "sqlite")]
-    fn of_sqlite(code: u32) -> Option<Self> {
+    fn from_sqlite(code: u32) -> Option<Self> {
         match code & 0xff {
             // PERM, READONLY.
             3 | 8 => Some(Self::NoRight),
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn pooler_refusals_differ_from_lost_connections() {
-        let of = AccessError::of_postgres;
+        let of = AccessError::from_postgres;
         assert_eq!(of("08P01", "unsupported startup parameter: extra_float_digits"), Some(AccessError::Pooler));
         assert_eq!(of("08P01", "no such user: app"), Some(AccessError::Credentials));
         assert_eq!(of("08P01", "server conn crashed?"), None);

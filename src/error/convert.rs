@@ -27,7 +27,7 @@ impl Error {
     }
 
     /// Makes the error of a statement on the caller's own tables or connection.
-    pub(crate) fn of_caller(attempted: &'static str, source: sqlx::Error) -> Self {
+    pub(crate) fn from_caller(attempted: &'static str, source: sqlx::Error) -> Self {
         match Fault::from_error(&source) {
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
             Fault::Severed | Fault::Exhausted => {
@@ -42,7 +42,7 @@ impl Error {
 /// [`Retry`](crate::retry::Retry).
 impl From<sqlx::Error> for Error {
     fn from(source: sqlx::Error) -> Self {
-        Self::of_caller("run a statement", source)
+        Self::from_caller("run a statement", source)
     }
 }
 

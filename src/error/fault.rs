@@ -29,7 +29,7 @@ pub(crate) enum Fault {
 impl Fault {
     pub(crate) fn from_error(error: &sqlx::Error) -> Self {
         match error {
-            sqlx::Error::Database(error) => Self::of_database(error.as_ref()),
+            sqlx::Error::Database(error) => Self::from_database(error.as_ref()),
             error if AccessError::from_error(error).is_some() => Self::Final,
             sqlx::Error::Io(error) => Copied::find(error).map_or(Self::Severed, |copied| copied.fault),
             sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
@@ -40,8 +40,8 @@ impl Fault {
         }
     }
 
-    fn of_database(error: &dyn DatabaseError) -> Self {
-        Self::of_driver(error).unwrap_or(Self::Final)
+    fn from_database(error: &dyn DatabaseError) -> Self {
+        Self::from_driver(error).unwrap_or(Self::Final)
     }
 
     /// Returns whether a transaction may be committed in spite of this error of its COMMIT.
@@ -56,34 +56,34 @@ impl Fault {
 
     /// Classifies an error of sqlx, of a database or of a driver. Returns `None` for any other
     /// error.
-    pub(crate) fn of_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+    pub(crate) fn from_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         if let Some(error) = error.downcast_ref::<sqlx::Error>() {
             return Some(Self::from_error(error));
         }
         // The source of an error of sqlx.
         if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
-            return Some(Self::of_database(error.as_ref()));
+            return Some(Self::from_database(error.as_ref()));
         }
-        Self::of_driver(error)
+        Self::from_driver(error)
     }
 
-    fn of_driver(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+    fn from_driver(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         #[cfg(feature = "postgres")]
         if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
-            return Some(match AccessError::of_database(error) {
+            return Some(match AccessError::from_database(error) {
                 // A pooler uses the class of lost connections for requests that it will refuse
                 // again.
                 Some(_) => Self::Final,
-                None => Self::of_postgres(error.code()),
+                None => Self::from_postgres(error.code()),
             });
         }
         #[cfg(feature = "mysql")]
         if let Some(error) = error.downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
-            return Some(Self::of_mysql(error.number()));
+            return Some(Self::from_mysql(error.number()));
         }
         #[cfg(feature = "sqlite")]
         if let Some(error) = error.downcast_ref::<sqlx::sqlite::SqliteError>() {
-            return Some(Self::of_sqlite(error.code().as_deref().unwrap_or_default(), error.message()));
+            return Some(Self::from_sqlite(error.code().as_deref().unwrap_or_default(), error.message()));
         }
         let _ = error;
         None
@@ -91,7 +91,7 @@ impl Fault {
 
     /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
     #[cfg(feature = "postgres")]
-    fn of_postgres(code: &str) -> Self {
+    fn from_postgres(code: &str) -> Self {
         match code {
             // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout,
             // idle_in_transaction_session_timeout; class 08 is connection_exception.
@@ -115,7 +115,7 @@ impl Fault {
     /// <https://dev.mysql.com/doc/mysql-errors/9.0/en/server-error-reference.html>, and MariaDB
     /// where it differs.
     #[cfg(feature = "mysql")]
-    fn of_mysql(number: u16) -> Self {
+    fn from_mysql(number: u16) -> Self {
         match number {
             // Server shutdown in progress, connection killed, client was disconnected by the server
             // because of inactivity; error during COMMIT (a Galera node has lost its cluster: the
@@ -140,7 +140,7 @@ impl Fault {
 
     /// <https://www.sqlite.org/rescode.html>
     #[cfg(feature = "sqlite")]
-    fn of_sqlite(code: &str, message: &str) -> Self {
+    fn from_sqlite(code: &str, message: &str) -> Self {
         match code.parse::<u32>().unwrap_or_default() {
             // The low byte is the primary code: BUSY and LOCKED with all their kinds.
             c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn every_kind_of_read_only_server_is_read_only() {
         for number in [1290, 1792, 1836, 1874] {
-            assert_eq!(Fault::of_mysql(number), Fault::ReadOnly, "{number}");
+            assert_eq!(Fault::from_mysql(number), Fault::ReadOnly, "{number}");
         }
     }
 }

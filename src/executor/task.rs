@@ -26,7 +26,7 @@ pub(super) struct Task<O: Operation> {
 
 /// The attempts of one operation.
 pub(super) struct Attempts {
-    pub(super) answer_within: Duration,
+    pub(super) answer_timeout: Duration,
     pub(super) since: Instant,
     pub(super) sent_at: Moment,
     pub(super) may_linger: bool,
@@ -59,12 +59,12 @@ pub(super) trait Pending: Send {
 impl<O: Operation> Task<O> {
     pub(super) fn new(
         operation: O,
-        answer_within: Duration,
+        answer_timeout: Duration,
         clock: Clock,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) -> Self {
         let attempts = Attempts {
-            answer_within,
+            answer_timeout,
             since: Instant::now(),
             sent_at: clock.now(),
             may_linger: false,

@@ -16,7 +16,7 @@ use crate::events::{Event, Publisher};
 use crate::measure;
 use crate::panics;
 use crate::protocol::Batch;
-use crate::protocol::timing::{ANSWER_WITHIN, CONNECT_WITHIN};
+use crate::protocol::timing::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 
 /// How long an operation is repeated after conflicts with other transactions.
 const CONFLICT_TOLERANCE: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ pub(super) struct Worker {
     backoff: Backoff,
     /// The least time limit for opening a connection. It doubles after each attempt that reached
     /// its limit.
-    connect_within: Duration,
+    connect_timeout: Duration,
 }
 
 /// An open connection.
@@ -74,7 +74,7 @@ impl Worker {
             heartbeat_timeout: None,
             suspects: None,
             backoff: reconnecting(),
-            connect_within: Duration::ZERO,
+            connect_timeout: Duration::ZERO,
         }
     }
 
@@ -127,7 +127,7 @@ impl Worker {
             }
         }
         if let Some(connection) = self.connection.take() {
-            let _ = timeout(CONNECT_WITHIN, connection.store.close()).await;
+            let _ = timeout(CONNECT_TIMEOUT, connection.store.close()).await;
         }
     }
 
@@ -151,7 +151,7 @@ impl Worker {
         measure::statement(tasks[0].attempted(), tasks.len());
         let sent_at = self.backend.clock().now();
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
-        let within = tasks.iter_mut().map(|task| task.attempts().answer_within).min().unwrap_or_default();
+        let within = tasks.iter_mut().map(|task| task.attempts().answer_timeout).min().unwrap_or_default();
         let (answers, failure) =
             match answered(within, &mut self.suspicion, None, connection.store.execute_batch(&batch)).await {
                 Ok(answers) => {
@@ -185,7 +185,7 @@ impl Worker {
     /// Sends an operation once.
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), RequestError> {
         if self.connection.is_none() {
-            let within = CONNECT_WITHIN.min(task.attempts().answer_within.max(self.connect_within));
+            let within = CONNECT_TIMEOUT.min(task.attempts().answer_timeout.max(self.connect_timeout));
             let connecting = match &self.sink {
                 Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()),
                 None => self.backend.connect(),
@@ -194,11 +194,11 @@ impl Worker {
                 Ok(Ok(connected)) => connected.map_err(|error| RequestError::Unconnected(Some(error)))?,
                 Ok(Err(panic)) => return Err(RequestError::Panic(panic)),
                 Err(_) => {
-                    self.connect_within = within * 2;
+                    self.connect_timeout = within * 2;
                     return Err(RequestError::Unconnected(None));
                 }
             };
-            (self.backoff, self.connect_within) = (reconnecting(), Duration::ZERO);
+            (self.backoff, self.connect_timeout) = (reconnecting(), Duration::ZERO);
             self.queue.record_answer();
             self.connection = Some(Connection { store, _open: self.queue.count_open() });
             self.is_listener_lost = false;
@@ -214,7 +214,7 @@ impl Worker {
         };
         measure::statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
-        let within = task.attempts().answer_within;
+        let within = task.attempts().answer_timeout;
         answered(within, &mut self.suspicion, self.heartbeat_timeout.as_mut(), task.send(&mut *connection.store)).await
     }
 
@@ -222,7 +222,7 @@ impl Worker {
     /// attempt would wait as long for another silent connection.
     fn suspect_others(&self, failure: &RequestError) {
         if matches!(failure, RequestError::NoAnswer { .. }) {
-            self.suspect(&self.queue, ANSWER_WITHIN);
+            self.suspect(&self.queue, ANSWER_TIMEOUT);
         }
     }
 
@@ -251,9 +251,9 @@ impl Worker {
         let fault = failure.fault();
         let had_connection = !matches!(failure, RequestError::Unconnected(_));
         let attempts = task.attempts();
-        let answer_within = attempts.answer_within;
+        let answer_timeout = attempts.answer_timeout;
         if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::Severed) {
-            self.suspect(suspects, answer_within);
+            self.suspect(suspects, answer_timeout);
         }
         self.suspect_others(&failure);
         attempts.may_linger |= failure.may_linger();

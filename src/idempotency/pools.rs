@@ -48,8 +48,8 @@ impl Idempotency {
             return Ok(());
         }
         let attempted = "identify the database";
-        let mut conn = pool.acquire().await.map_err(|error| Error::of_caller(attempted, error))?;
-        let theirs = records::identity::<DB>(&mut conn).await.map_err(|error| Error::of_caller(attempted, error))?;
+        let mut conn = pool.acquire().await.map_err(|error| Error::from_caller(attempted, error))?;
+        let theirs = records::identity::<DB>(&mut conn).await.map_err(|error| Error::from_caller(attempted, error))?;
         drop(conn);
         let ours = self.send(RecordCommand::ReadIdentity).await?.identity;
         if theirs.is_some() && ours.is_some() && theirs != ours {

@@ -87,7 +87,7 @@ impl Idempotency {
         Marker: ?Sized,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E> + Clone,
     {
-        let work = async move |tx: &mut Transaction<'_, DB>| work(tx).await.map_err(RunError::of_work);
+        let work = async move |tx: &mut Transaction<'_, DB>| work(tx).await.map_err(RunError::from_work);
         self.run_once(pool, key, request, work).await.map(Outcome::measured).map_err(RunEnd::into_error)
     }
 

@@ -73,7 +73,7 @@ impl Lease {
             Ok(FenceOutcome::Fenced) => Ok(()),
             Ok(FenceOutcome::Superseded) => {
                 // Looks the lease up at once, so that its other users learn of the loss.
-                held.doubt();
+                held.look_up();
                 match held.is_held_in_database("fence a transaction").await {
                     Ok(true) => Err(Error::Fence(FenceError::OtherDatabase)),
                     // On SQLite this transaction may keep the file locked.

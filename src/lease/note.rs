@@ -55,7 +55,7 @@ impl Lease {
             return Ok(());
         }
         // Looks the lease up at once, so that its other users learn of the loss.
-        held.doubt();
+        held.look_up();
         Err(self.loss_error(LossCause::Superseded))
     }
 }

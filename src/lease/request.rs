@@ -13,7 +13,7 @@ use super::run::{race, unless_lost, while_held};
 use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::CENTURY;
-use crate::coordinator::{Acquisition, HeldLease};
+use crate::coordinator::{HeldLease, PendingAcquisition};
 use crate::engine::{Refusal, WaitMode, Wish};
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, Waiting};
@@ -294,7 +294,7 @@ impl fmt::Debug for LeaseRequest {
 async fn wait_reporting(
     client: &Client,
     name: &LockName,
-    mut acquisition: Acquisition,
+    mut acquisition: PendingAcquisition,
     callback: &(dyn Fn(&Waiting) + Send + Sync),
 ) -> Result<HeldLease, Refusal> {
     let start = Instant::now();

@@ -129,7 +129,7 @@ impl Locks {
             }
             // An earlier attempt, whose answer was lost, may have ended the lease.
             _ if may_have_ended => {
-                self.client.coordinator.doubt(name.clone());
+                self.client.coordinator.look_up(name.clone());
                 Err(Error::Unknown { attempted: "evict", name })
             }
             _ => Ok(false),

@@ -15,7 +15,7 @@ pub(crate) const BEAT: Duration = Duration::from_secs(1);
 /// SQLite two; on PostgreSQL behind a pooler without a limit), so otherwise only a frozen server or
 /// a broken network takes longer. Also the limit of a statement about session locks while the
 /// connection holds none.
-pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long a connection may take to be opened or closed.
-pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);

@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::error::{Fault, LossCause, no_answer_within};
 use crate::name::LockName;
 use crate::panics;
-use crate::protocol::timing::ANSWER_WITHIN;
+use crate::protocol::timing::ANSWER_TIMEOUT;
 
 /// How often the connection proves that its session, or its directory of files, still exists.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -99,7 +99,7 @@ impl SessionConnection {
     ) -> Result<T, StatementError> {
         let liveness = &self.guard.0;
         // A shorter limit would abandon locks that the server may still hold for this session.
-        let limit = if self.locked == 0 { ANSWER_WITHIN } else { liveness.remaining() };
+        let limit = if self.locked == 0 { ANSWER_TIMEOUT } else { liveness.remaining() };
         let (sent_at, sent) = (Moment::now(), Instant::now());
         let has_session = self.locks.session_timeout().is_some();
         let answer = match timeout(limit, panics::caught_in(statement(&mut *self.locks))).await {
@@ -126,7 +126,7 @@ impl SessionConnection {
     /// Releases all locks and closes the connection.
     pub(super) async fn close(self, cause: LossCause) {
         self.guard.0.end(cause);
-        let _ = timeout(ANSWER_WITHIN, self.locks.close()).await;
+        let _ = timeout(ANSWER_TIMEOUT, self.locks.close()).await;
     }
 }
 

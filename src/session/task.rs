@@ -23,7 +23,7 @@ use crate::clock::Moment;
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::panics;
-use crate::protocol::timing::CONNECT_WITHIN;
+use crate::protocol::timing::CONNECT_TIMEOUT;
 
 /// The pauses between two requests for a name that another client holds.
 const RETRY_BACKOFF: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(50));
@@ -302,10 +302,10 @@ impl SessionTask {
                 };
                 let requested_at = Moment::now();
                 let opening = panics::caught_in(self.backend.open_session_locks());
-                let locks = match timeout(CONNECT_WITHIN, opening).await {
+                let locks = match timeout(CONNECT_TIMEOUT, opening).await {
                     Ok(Ok(opened)) => opened?,
                     Ok(Err(panic)) => return Err(no_connection(panics::reason(&panic))),
-                    Err(_) => return Err(no_connection(format!("there was none within {CONNECT_WITHIN:?}"))),
+                    Err(_) => return Err(no_connection(format!("there was none within {CONNECT_TIMEOUT:?}"))),
                 };
                 SessionConnection::new(locks, requested_at)
             }

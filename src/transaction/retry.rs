@@ -163,7 +163,7 @@ impl Retry {
             let work = work.clone();
             let work = async |tx: &mut Transaction<'_, DB>| match work(tx).await {
                 Ok(value) => check_open::<DB>(tx).await.map(|()| value).map_err(RunError::from),
-                Err(error) => Err(RunError::of_work(error)),
+                Err(error) => Err(RunError::from_work(error)),
             };
             match self.attempt(pool, work).await {
                 Ok(value) => return Ok(value),

@@ -158,8 +158,8 @@ impl Versioned {
         let this = self.clone();
         async move {
             let mut query = statement?;
-            let mut conn = connection.await.map_err(|e| Error::of_caller("read a row", e))?;
-            let rows = DB::fetch(&mut conn, &mut query).await.map_err(|e| Error::of_caller("read a row", e))?;
+            let mut conn = connection.await.map_err(|e| Error::from_caller("read a row", e))?;
+            let rows = DB::fetch(&mut conn, &mut query).await.map_err(|e| Error::from_caller("read a row", e))?;
             let [row] = rows.as_slice() else {
                 return if rows.is_empty() { Ok(None) } else { Err(this.several_rows_error(rows.len() as u64)) };
             };
@@ -167,7 +167,7 @@ impl Versioned {
             let value = T::from_row(row);
             match (version, value) {
                 (Ok(version), Ok(value)) => Ok(Some(VersionedRow { value, version })),
-                (Err(e), _) | (_, Err(e)) => Err(Error::of_caller("read a row", e)),
+                (Err(e), _) | (_, Err(e)) => Err(Error::from_caller("read a row", e)),
             }
         }
     }
@@ -282,16 +282,16 @@ impl Versioned {
         let this = self.clone();
         async move {
             let (mut query, names) = statement?;
-            let mut conn = connection.await.map_err(|e| Error::of_caller("insert a row", e))?;
+            let mut conn = connection.await.map_err(|e| Error::from_caller("insert a row", e))?;
             let error = match DB::execute(&mut conn, &mut query).await {
                 Ok(0) => None,
                 Ok(_) => return Ok(()),
                 // MySQL reports a duplicate without its index; the key's may be meant.
                 Err(e) if DB::KIND == Kind::MySql && is_duplicate(&e) => Some(e),
-                Err(e) => return Err(Error::of_caller("insert a row", e)),
+                Err(e) => return Err(Error::from_caller("insert a row", e)),
             };
             match (read_version::<DB>(&mut conn, names.select_version(key)).await?, error) {
-                (None, Some(e)) => Err(Error::of_caller("insert a row", e)),
+                (None, Some(e)) => Err(Error::from_caller("insert a row", e)),
                 (found, _) => Err(this.unwritten_error(None, found)),
             }
         }
@@ -315,11 +315,11 @@ impl Versioned {
         let this = self.clone();
         async move {
             let (mut query, names) = statement?;
-            let mut conn = connection.await.map_err(|e| Error::of_caller(attempted, e))?;
+            let mut conn = connection.await.map_err(|e| Error::from_caller(attempted, e))?;
             if raises == Raises::Yes && may_be_greatest(expected) {
                 this.check_maximum::<DB>(&mut conn, expected).await?;
             }
-            match DB::execute(&mut conn, &mut query).await.map_err(|e| Error::of_caller(attempted, e))? {
+            match DB::execute(&mut conn, &mut query).await.map_err(|e| Error::from_caller(attempted, e))? {
                 0 => {
                     let found = read_version::<DB>(&mut conn, names.select_version(key)).await?;
                     Err(this.unwritten_error(Some(expected), found))
@@ -334,7 +334,7 @@ impl Versioned {
     async fn check_maximum<DB: Database>(&self, conn: &mut DB::Connection, expected: i64) -> Result<()> {
         let table = Table::new(&self.table)?;
         let greatest = DB::greatest_integer(conn, &table, &self.version).await;
-        let greatest = greatest.map_err(|e| Error::of_caller("look for the type of a version", e))?;
+        let greatest = greatest.map_err(|e| Error::from_caller("look for the type of a version", e))?;
         let maximum = greatest.unwrap_or(i64::MAX);
         if expected < maximum {
             return Ok(());

@@ -77,7 +77,7 @@ pub(crate) enum RunError<E> {
 
 impl<E> RunError<E> {
     /// Makes the error of the work.
-    pub(crate) fn of_work<Marker: ?Sized>(error: E) -> Self
+    pub(crate) fn from_work<Marker: ?Sized>(error: E) -> Self
     where
         E: WorkError<Marker>,
     {
@@ -124,7 +124,7 @@ pub(super) fn is_conflict_of_server(error: &(dyn StdError + 'static)) -> bool {
     with_sources(error).any(|error| {
         error.downcast_ref() == Some(&RowError::StaleSnapshot)
             || error.downcast_ref() == Some(&FenceError::StaleSnapshot)
-            || Fault::of_any(error) == Some(Fault::RolledBack)
+            || Fault::from_any(error) == Some(Fault::RolledBack)
     })
 }
 

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::settings::started_at;
 use crate::backend::{BoxFuture, Notification};
 use crate::protocol::ClientId;
-use crate::protocol::timing::CONNECT_WITHIN;
+use crate::protocol::timing::CONNECT_TIMEOUT;
 
 /// The setting that marks a session as one that listens.
 macro_rules! mark {
@@ -153,7 +153,7 @@ impl Listener {
         let mark = Uuid::new_v4().simple().to_string();
         let pool = PgPoolOptions::new()
             .max_connections(1)
-            .acquire_timeout(CONNECT_WITHIN)
+            .acquire_timeout(CONNECT_TIMEOUT)
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)

@@ -128,7 +128,7 @@ impl Idempotent {
                     response => response,
                 },
                 RollbackReason::Answered(response) => this.store_failure(pool, *response).await,
-                RollbackReason::Sqlock(error) => Problem::of_error(&error).into_response(),
+                RollbackReason::Sqlock(error) => Problem::from_error(&error).into_response(),
             },
             Err(error) => run_problem(error).into_response(),
         }
@@ -299,7 +299,7 @@ impl Prepared {
     }
 
     fn problem_of<N, R>(&self, outcome: &Outcome<N, R>) -> Option<Problem> {
-        Problem::of_outcome(outcome, self.mismatch, self.key.is_issued())
+        Problem::from_outcome(outcome, self.mismatch, self.key.is_issued())
     }
 
     /// Counts the outcome of a request in one transaction, and returns its response.
@@ -320,10 +320,10 @@ impl Prepared {
             Ok(Outcome::New(attempt)) => Ok(Arc::new(attempt)),
             Ok(Outcome::Replay(stored)) => Err(match stored.get::<Answer>() {
                 Ok(answer) => answer.into_replay(),
-                Err(error) => Problem::of_error(&error).into_response(),
+                Err(error) => Problem::from_error(&error).into_response(),
             }),
             Ok(other) => Err(self.problem_of(&other).unwrap_or(Problem::InProgress).into_response()),
-            Err(error) => Err(Problem::of_error(&error).into_response()),
+            Err(error) => Err(Problem::from_error(&error).into_response()),
         }
     }
 
@@ -350,7 +350,7 @@ impl Prepared {
             Ok(false) => {}
             Err(error) => {
                 attempt.mark_unknown().await;
-                return Ok(Problem::of_error_after_work(&error).into_response());
+                return Ok(Problem::from_error_after_work(&error).into_response());
             }
         }
         if !self.policy.stores_leased(status) || !(succeeded || is_failure(status)) {
@@ -368,7 +368,7 @@ impl Prepared {
                 Ok(()) => answer.into_first(),
                 Err(error) => {
                     attempt.mark_unknown().await;
-                    Problem::of_error_after_work(&error).into_response()
+                    Problem::from_error_after_work(&error).into_response()
                 }
             },
             Err(_lost) => Problem::InProgress.into_response(),
@@ -395,7 +395,7 @@ fn run_problem<E>(error: RunEnd<E>) -> Problem {
     match error {
         RunEnd::Exhausted(_) => Problem::Conflict,
         RunEnd::CommitUnknown(_) => Problem::CommitUnknown,
-        RunEnd::Failed(RunError::Sqlock(error)) => Problem::of_error(&error),
+        RunEnd::Failed(RunError::Sqlock(error)) => Problem::from_error(&error),
         RunEnd::Failed(RunError::Work { .. }) => Problem::StoreUnavailable,
     }
 }

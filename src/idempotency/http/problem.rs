@@ -37,7 +37,7 @@ pub(super) enum Problem {
 impl Problem {
     /// Returns the problem of an outcome for which the handler does not run. `None`: the outcome is
     /// no problem.
-    pub(super) fn of_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode, is_issued: bool) -> Option<Self> {
+    pub(super) fn from_outcome<N, R>(outcome: &Outcome<N, R>, mismatch: StatusCode, is_issued: bool) -> Option<Self> {
         Some(match outcome {
             Outcome::New(_) | Outcome::Replay(_) => return None,
             Outcome::InProgress => Self::InProgress,
@@ -57,7 +57,7 @@ impl Problem {
 
     /// Returns the problem of an error of this crate after which the work does not run. The message
     /// is logged, and not sent to the client.
-    pub(super) fn of_error(error: &Error) -> Self {
+    pub(super) fn from_error(error: &Error) -> Self {
         let problem = match error {
             Error::Lost { .. } => Self::InProgress,
             Error::RequestTooLarge { .. } => Self::RequestTooLarge,
@@ -84,7 +84,7 @@ impl Problem {
 
     /// Returns the problem of an error of this crate after the work has run under a lease. The
     /// message is logged, and not sent to the client.
-    pub(super) fn of_error_after_work(error: &Error) -> Self {
+    pub(super) fn from_error_after_work(error: &Error) -> Self {
         if error.is_lost() {
             return Self::InProgress;
         }
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn lost_claim_is_blamed_on_the_handler() {
-        let problem = Problem::of_error(&Error::NotClaimed);
+        let problem = Problem::from_error(&Error::NotClaimed);
         assert!(matches!(problem, Problem::NotSetUp(detail) if detail.contains("the handler")), "{problem:?}");
     }
 

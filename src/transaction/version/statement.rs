@@ -128,7 +128,7 @@ pub(super) async fn read_version<DB: Database>(
 ) -> Result<Option<i64>> {
     let read = DB::fetch(conn, &mut query).await;
     let version = read.and_then(|rows| rows.first().map(|row| DB::integer(row, 0)).transpose());
-    version.map_err(|e| Error::of_caller("look for the version of a row", e))
+    version.map_err(|e| Error::from_caller("look for the version of a row", e))
 }
 
 pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {

@@ -30,7 +30,7 @@ const LIST_INTERVAL: Duration = Duration::from_secs(1);
 const DRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the end of the screen waits for the answer to an unlock.
-const UNLOCKED_WITHIN: Duration = Duration::from_secs(2);
+const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A request to the database in progress.
 type Pending<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
@@ -73,7 +73,7 @@ pub async fn watch(source: &Source, signals: &mut Signals, prefix: &str, list: &
                     }
                     Action::Quit => {
                         if unlocking.is_some()
-                            && let Ok(notice) = timeout(UNLOCKED_WITHIN, finish(&mut unlocking)).await
+                            && let Ok(notice) = timeout(UNLOCK_TIMEOUT, finish(&mut unlocking)).await
                         {
                             drop(screen);
                             stderr::print_note(&notice);
