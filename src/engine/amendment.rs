@@ -32,7 +32,7 @@ impl Engine {
         }
         // Answers keep the order of the requests.
         let state = if is_refused { AmendmentState::Refused } else { AmendmentState::Pending };
-        holding.amendments.push_back(Amending { lease, amendment, state, locked_since: None });
+        holding.amendments.push_back(Amending { lease, amendment, state, locked_since: None, lingers: false });
         self.advance(now, &name);
     }
 
@@ -98,12 +98,23 @@ impl Engine {
             return;
         };
         let since = *first.locked_since.get_or_insert(now);
-        // After a conversion that may still take effect, the state of the lease would be unknown.
-        let may_follow = holding.lingers && first.amendment.is_conversion();
-        if since + LOCKED_TIMEOUT <= now && !may_follow {
-            let lease = first.lease;
-            holding.amendments.pop_front();
-            self.on_not_amended(lease, NotAmended::Locked);
+        if since + LOCKED_TIMEOUT <= now {
+            self.give_up_amendment(now, name, id, NotAmended::Locked);
+        }
+    }
+
+    /// Ends the first amendment, which had no effect. If an earlier attempt of it may still convert
+    /// the holding, the lease is lost, because its mode or token would be unknown.
+    fn give_up_amendment(&mut self, now: Moment, name: &LockName, id: AcquisitionId, reason: NotAmended) {
+        let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
+            return;
+        };
+        if holding.amendments.front().is_some_and(|first| first.lingers) {
+            holding.lingers = true;
+            return self.lose(now, name, id, LossCause::Superseded);
+        }
+        if let Some(given_up) = holding.amendments.pop_front() {
+            self.on_not_amended(given_up.lease, reason);
             self.admit(now, name, id);
         }
     }
@@ -152,9 +163,7 @@ impl Engine {
             // An earlier request took effect, and the owner has entered elsewhere since.
             return self.conclude_amendment(now, name, id, now);
         }
-        holding.amendments.pop_front();
-        self.on_not_amended(first.lease, NotAmended::EnteredAgain);
-        self.admit(now, name, id);
+        self.give_up_amendment(now, name, id, NotAmended::EnteredAgain);
     }
 
     /// Answers the changes of a holding that has ended.

@@ -164,11 +164,21 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if let Request::Extend(extension) = body {
-            let waiter = extension.renamed.and_then(|id| state.waiter(id));
-            waiter.into_iter().for_each(|waiter| waiter.lingers = true);
-            let holding = extension.id.and_then(|id| state.holding(id));
-            holding.into_iter().for_each(|holding| holding.lingers = true);
+        match body {
+            Request::Extend(extension) => {
+                if let Some(waiter) = extension.renamed.and_then(|id| state.waiter(id)) {
+                    waiter.lingers = true;
+                }
+                if let Some(holding) = extension.id.and_then(|id| state.holding(id)) {
+                    holding.lingers = true;
+                }
+            }
+            Request::Downgrade { id, .. } | Request::Raise { id, .. } => {
+                if let Some(first) = state.holding(*id).and_then(|holding| holding.amendments.front_mut()) {
+                    first.lingers = true;
+                }
+            }
+            _ => {}
         }
         for id in body.created() {
             if let Some(waiter) = state.waiter(id) {

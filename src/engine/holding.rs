@@ -37,6 +37,8 @@ pub(super) struct Amending {
     pub(super) state: AmendmentState,
     /// Since when it meets a row lock.
     pub(super) locked_since: Option<Moment>,
+    /// An earlier attempt of the request, which converts the holding, may take effect late.
+    pub(super) lingers: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -234,6 +234,8 @@ fn change_under_a_lasting_lock_is_given_up() {
         let token = FencingToken::new(5).expect("a token");
         let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
         let (_, lease) = store.hold(1, wish, token);
+        // An earlier attempt of the acquisition may still arrive. It changes nothing.
+        store.engine.names.values_mut().for_each(|state| state.holdings[0].lingers = true);
         store.feed(Input::Amend { lease, amendment });
         let start = store.now;
         let is_change = |body: &Request| matches!(body, Request::Extend(_) | Request::Downgrade { .. });
@@ -251,6 +253,22 @@ fn change_under_a_lasting_lock_is_given_up() {
         assert!((Duration::from_secs(10)..Duration::from_secs(13)).contains(&took), "{took:?}");
         assert!(store.open.is_empty(), "{:?}", store.open);
     }
+}
+
+/// The first attempt of a downgrade may arrive when the owner's other holding has ended.
+#[test]
+fn refused_conversion_that_may_follow_loses_the_lease() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    let (claim, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+    store.feed(Input::Amend { lease, amendment: Amendment::Downgrade });
+    let sent = store.open.iter().position(|(_, body)| matches!(body, Request::Downgrade { .. }));
+    let (request, _) = store.open.remove(sent.expect("a request"));
+    let result = Ok(Response::Downgraded(ChangeOutcome::NotHeld));
+    let answer = Answer { sent_at: store.now, may_linger: true, is_repeated: true, result };
+    store.feed(Input::Answer { request, answer });
+    store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
+    assert!(store.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", store.actions);
 }
 
 /// A lease with a longer TTL enters a holding whose row is locked.
