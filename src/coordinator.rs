@@ -165,7 +165,9 @@ impl Coordinator {
             input(waiter, wish)
         };
         let waiter = self.feed_with(begin, |state| WaiterId(state.next_waiter));
-        refused.into_iter().for_each(|waiting| self.refuse(waiting));
+        if let Some(waiting) = refused {
+            self.refuse(waiting);
+        }
         PendingAcquisition::new(Arc::clone(self), waiter, span, answer)
     }
 
@@ -201,7 +203,9 @@ impl Coordinator {
             };
             self.feed_with(drain, |_| ());
             is_waiting = refused.is_some();
-            refused.into_iter().for_each(|waiting| self.refuse(waiting));
+            if let Some(waiting) = refused {
+                self.refuse(waiting);
+            }
         }
         let coordinator = Arc::clone(self);
         async move {
@@ -352,7 +356,9 @@ impl Coordinator {
                 (before.as_ref() != Some(&reason)).then_some(events::Event::HeartbeatFailed { reason })
             }
         };
-        event.into_iter().for_each(|event| self.publish_locked(state, outbox, event));
+        if let Some(event) = event {
+            self.publish_locked(state, outbox, event);
+        }
     }
 
     /// Sends a request and feeds its answer back.
@@ -363,8 +369,10 @@ impl Coordinator {
         let takeover = takeover(&body);
         let reply = move |answer: OperationAnswer<Response>| {
             let OperationAnswer { result, sent_at, may_linger, is_repeated } = answer;
-            if result.as_ref().is_ok_and(Response::is_grant) {
-                takeover.into_iter().for_each(|event| coordinator.publish(event));
+            if let Some(event) = takeover
+                && result.as_ref().is_ok_and(Response::is_grant)
+            {
+                coordinator.publish(event);
             }
             let (is_answered, now) = (result.is_ok(), coordinator.now());
             if is_heartbeat {

@@ -70,38 +70,6 @@ use crate::token::FencingToken;
 /// for this time for each of them: with 100 names, it polls as often as without notifications.
 const POLL_EACH: Duration = Duration::from_millis(1);
 
-/// How often the engine repeats a release that has no effect in the store.
-pub(crate) const MAX_INEFFECTIVE_RELEASES: u32 = 16;
-
-/// How long after a grant by another client the engine extends the lease to its requested TTL. A
-/// lease that is released earlier needs no such statement.
-const EXTEND_AFTER: Duration = Duration::from_millis(200);
-
-/// The lower and upper bound of the time that the answer to a heartbeat may take.
-const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// The pause before an unanswered look at a holding is repeated.
-const LOOK_RETRY_PAUSE: Duration = Duration::from_millis(100);
-
-/// The pause before a statement that met a locked row is repeated.
-const LOCKED_ROW_PAUSE: Duration = Duration::from_millis(50);
-
-/// How often the request for an exported lease is repeated when the store does not know the lease,
-/// after pauses that double: for 0.75 seconds.
-const MAX_UNKNOWN_ANSWERS: u32 = 4;
-
-/// How far a store may lag behind the store that it replaces. Acquisitions that ended earlier have
-/// ended in both.
-const LONGEST_LAG: Duration = Duration::from_secs(10);
-
-/// After this time, the engine may forget that an acquisition ended on a name.
-const NOTED_FOR: Duration = Duration::from_secs(60);
-
-/// How often a try reads a name that is free but was not granted to it: for half a second, because
-/// the commit of another client may take that long.
-const MAX_OVERTAKEN: u32 = 7;
-
 /// A request on its way.
 struct InFlight {
     name: LockName,

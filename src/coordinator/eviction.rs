@@ -24,7 +24,9 @@ impl Eviction {
 impl Drop for Eviction {
     fn drop(&mut self) {
         let mut state = self.coordinator.state();
-        let this = state.evictions.iter().position(|(name, token)| (name, token) == (&self.name, &self.token));
-        this.map(|i| state.evictions.swap_remove(i));
+        let is_this = |(name, token): &(LockName, FencingToken)| (name, token) == (&self.name, &self.token);
+        if let Some(i) = state.evictions.iter().position(is_this) {
+            state.evictions.swap_remove(i);
+        }
     }
 }

@@ -258,14 +258,6 @@ impl HeldLease {
     }
 }
 
-impl State {
-    /// Removes the state of a lease whose handle was dropped.
-    fn forget(&mut self, lease: LeaseId) {
-        self.signals.remove(&lease);
-        self.amendment_replies.remove(&lease);
-    }
-}
-
 impl Drop for HeldLease {
     fn drop(&mut self) {
         if !self.is_released {

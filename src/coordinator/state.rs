@@ -159,6 +159,12 @@ impl State {
         }
     }
 
+    /// Removes the state of a lease whose handle was dropped.
+    pub(super) fn forget(&mut self, lease: LeaseId) {
+        self.signals.remove(&lease);
+        self.amendment_replies.remove(&lease);
+    }
+
     /// Returns whether an eviction by this application has caused the loss. A heartbeat may report
     /// the loss before the eviction is answered.
     pub(super) fn is_eviction(&self, event: &Event) -> bool {

@@ -8,16 +8,26 @@ use super::holding::{Holding, HoldingState, relied_on};
 use super::name::UNREACHABLE_AFTER;
 use super::step::Step;
 use super::waiter::WaiterState;
-use super::{Engine, GrantTerms, InFlight, LOCKED_ROW_PAUSE, LOOK_RETRY_PAUSE, MAX_UNKNOWN_ANSWERS};
+use super::{Engine, GrantTerms, InFlight};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::BEAT;
 use crate::protocol::{
-    AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Mode, Polled, Presence, Request, Response,
+    AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Mode, Polled, Presence, Release, Request, Response,
 };
 use crate::token::FencingToken;
+
+/// How often the request for an exported lease is repeated when the store does not know the lease,
+/// after pauses that double: for 0.75 seconds.
+const MAX_UNKNOWN_ANSWERS: u32 = 4;
+
+/// The pause before an unanswered look at a holding is repeated.
+const LOOK_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The pause before a statement that met a locked row is repeated.
+pub(super) const LOCKED_ROW_PAUSE: Duration = Duration::from_millis(50);
 
 impl Engine {
     pub(super) fn on_answered(&mut self, now: Moment, request: RequestId, answer: Answer) {
@@ -80,7 +90,7 @@ impl Engine {
                 self.on_amended(now, &name, id, sent_at, a);
             }
             (Ok(Response::Extended(amended)), Step::Detach(id), _) => self.on_detached(now, &name, id, Some(amended)),
-            (Ok(_), ..) => {}
+            (Ok(response), step, _) => debug_assert!(false, "{response:?} does not answer {step:?}"),
         }
         self.advance(now, &name);
     }
@@ -103,8 +113,9 @@ impl Engine {
             Step::Release(id) | Step::Transition { given_up: Some(id) } => Some(*id),
             _ => None,
         };
-        let holding = ended.and_then(|id| self.names.get_mut(name)?.holding(id));
-        holding.into_iter().for_each(|holding| holding.may_have_ended = true);
+        if let Some(holding) = ended.and_then(|id| self.names.get_mut(name)?.holding(id)) {
+            holding.may_have_ended = true;
+        }
     }
 
     fn on_joined(
@@ -124,12 +135,14 @@ impl Engine {
                     waiter.claim.mode = Mode::Exclusive;
                 }
                 self.on_granted(now, name, id, terms(token));
-                let holding = self.names.get_mut(name).and_then(|state| state.holding(id));
-                holding.into_iter().for_each(|holding| holding.is_joined = true);
+                if let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) {
+                    holding.is_joined = true;
+                }
             }
             JoinOutcome::Locked => {
-                let waiter = self.names.get_mut(name).and_then(|state| state.waiter(id));
-                waiter.into_iter().for_each(|waiter| waiter.retry_at = now + LOCKED_ROW_PAUSE);
+                if let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) {
+                    waiter.retry_at = now + LOCKED_ROW_PAUSE;
+                }
             }
             JoinOutcome::NotHeld => self.on_not_joined(now, name, id),
         }
@@ -335,10 +348,10 @@ impl Engine {
             }
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
             (Step::Withdraw(id), _) => self.on_withdrawal_failed(now, name, id),
-            (Step::Release(id), Request::Release(release)) => {
-                if let Some(next) = release.next.as_ref().map(|claim| claim.id) {
+            (Step::Release(id), body) => {
+                if let Request::Release(Release { next: Some(next), .. }) = body {
                     // The waiter may have been granted the name.
-                    self.requeue(now, name, next, WaiterState::New, true);
+                    self.requeue(now, name, next.id, WaiterState::New, true);
                 }
                 self.conclude(now, name, Some(id), Verdict::Failed(error.clone()));
             }
@@ -364,7 +377,6 @@ impl Engine {
             (Step::Read { given_up } | Step::Transition { given_up }, _) => {
                 self.conclude(now, name, given_up, Verdict::Failed(error.clone()));
             }
-            (Step::Release(_), _) => {}
         }
         for waiter in refused {
             self.leave(now, waiter, Some(Refusal::Failed(error.clone())));

@@ -9,7 +9,7 @@ use super::policy::{Decision, decide, shares_again};
 use super::poll_interval::POLL_FIRST;
 use super::step::Step;
 use super::waiter::{Waiter, WaiterState};
-use super::{Engine, GrantTerms, MAX_OVERTAKEN};
+use super::{Engine, GrantTerms};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -18,6 +18,10 @@ use crate::protocol::{
     AcquisitionId, EntryRow, GivenUp, Granted, Holder, HolderChange, Mode, Presence, Queue, Request, Transition,
 };
 use crate::token::FencingToken;
+
+/// How often a try reads a name that is free but was not granted to it: for half a second, because
+/// the commit of another client may take that long.
+const MAX_OVERTAKEN: u32 = 7;
 
 /// The longest time that a decision is put off because entries of other clients seem to be dead:
 /// several heartbeats.
@@ -109,12 +113,16 @@ impl Engine {
         let claim = candidate.filter(is_first).map(|waiter| waiter.claim.clone());
         let tries = candidate.filter(|waiter| waiter.tries()).map(|waiter| waiter.id);
         let owner_shares = candidate.is_some_and(|waiter| waiter.tries() && shares_again(&waiter.claim, queue));
-        given_up.and_then(|id| state.holding(id)).into_iter().for_each(|holding| holding.is_queue_checked = true);
+        if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
+            holding.is_queue_checked = true;
+        }
         // A try whose owner shares the name becomes a waiter: its entry may share the name past
         // other entries.
         let others_wait = queue.waiting().next().is_some() || state.waiters.len() > 1;
         if others_wait && owner_shares {
-            tries.into_iter().for_each(|waiter| state.begin_to_wait(waiter));
+            if let Some(waiter) = tries {
+                state.begin_to_wait(waiter);
+            }
             return;
         }
         let is_held_here = state.is_taken(Mode::Exclusive) && giving.is_none() && queue.row.remaining.is_some();

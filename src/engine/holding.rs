@@ -3,15 +3,22 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::GrantTerms;
 use super::action::{Amendment, HoldTime, LeaseId, Verdict};
 use super::heartbeat::{Epoch, Heartbeat};
 use super::withdrawal::FIRST_PAUSE;
-use super::{EXTEND_AFTER, GrantTerms, MAX_INEFFECTIVE_RELEASES};
 use crate::clock::{Moment, reliance};
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::{AcquisitionId, Claim, Mode};
 use crate::token::FencingToken;
+
+/// How long after a grant by another client the engine extends the lease to its requested TTL. A
+/// lease that is released earlier needs no such statement.
+const EXTEND_AFTER: Duration = Duration::from_millis(200);
+
+/// How often the engine repeats a release that has no effect in the store.
+const MAX_INEFFECTIVE_RELEASES: u32 = 16;
 
 /// A lease that shares a holding.
 #[derive(Clone, Debug)]

@@ -3,11 +3,18 @@
 
 use std::time::Duration;
 
+use super::Engine;
 use super::name::NameState;
-use super::{Engine, LONGEST_LAG, NOTED_FOR};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
+
+/// How far a store may lag behind the store that it replaces. Acquisitions that ended earlier have
+/// ended in both.
+const LONGEST_LAG: Duration = Duration::from_secs(10);
+
+/// After this time, the engine may forget that an acquisition ended on a name.
+const NOTED_FOR: Duration = Duration::from_secs(60);
 
 /// For how long a name that other clients waited for is expected to be held by one of them.
 const PROBABLE_HOLD: Duration = Duration::from_millis(100);

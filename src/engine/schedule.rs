@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use super::Engine;
 use super::action::Refusal;
 use super::holding::{Holding, HoldingState};
 use super::name::Needs;
-use super::{Engine, LONGEST_TIMEOUT, SHORTEST_TIMEOUT};
 use crate::clock::Moment;
 use crate::name::LockName;
 use crate::protocol::timing::BEAT;
+
+/// The lower and upper bound of the time that the answer to a heartbeat may take.
+pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
+pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
 
 impl Engine {
     /// Returns when [`handle`](Self::handle) must be called again, if no input comes earlier.

@@ -1,22 +1,18 @@
 //! Runs work while a lease is held.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::task::Poll;
 
 use crate::error::{LossCause, Result};
 
 /// Runs two futures until one of them completes; the first wins a tie.
-pub(crate) async fn race<A: Future, B: Future>(
-    mut a: std::pin::Pin<&mut A>,
-    mut b: std::pin::Pin<&mut B>,
-) -> Result<A::Output, B::Output> {
-    std::future::poll_fn(|cx| {
-        if let Poll::Ready(a) = a.as_mut().poll(cx) {
-            return Poll::Ready(Ok(a));
-        }
-        b.as_mut().poll(cx).map(Err)
-    })
-    .await
+pub(crate) async fn race<A: Future, B: Future>(a: Pin<&mut A>, b: Pin<&mut B>) -> Result<A::Output, B::Output> {
+    tokio::select! {
+        biased;
+        a = a => Ok(a),
+        b = b => Err(b),
+    }
 }
 
 /// Waits for the first of several futures. Pending for ever without futures.

@@ -202,7 +202,9 @@ impl Majority {
             sleep(pause_after_expiry(ttl)).await;
         }
         let leases = self.lock_current_state().take();
-        leases.into_iter().for_each(|lease| end_vote(lease, cause));
+        for lease in leases {
+            end_vote(lease, cause);
+        }
     }
 
     /// Adds the lease on another database. The lease cannot revive a lost majority, because another
