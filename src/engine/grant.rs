@@ -65,13 +65,17 @@ impl Engine {
         state.holdings.push(holding);
         self.deliver(waiter.id, grant, is_release_requested);
         self.admit(now, name, id);
-        let Some(state) = self.names.get_mut(name) else {
+        self.refuse_tries(now, name, is_exclusive);
+    }
+
+    /// Refuses the tries that a grant to this client excludes.
+    fn refuse_tries(&mut self, now: Moment, name: &LockName, is_exclusive: bool) {
+        let Some(state) = self.names.get(name) else {
             return;
         };
-        let is_taken = |mode| mode == Mode::Exclusive || is_exclusive;
-        let refused = state.tries().filter(|waiter| is_taken(waiter.claim.mode));
-        let refused: Vec<(WaiterId, Refusal)> = refused.map(|waiter| (waiter.id, waiter.refusal())).collect();
-        for (waiter, refusal) in refused {
+        let is_excluded = |waiter: &&Waiter| is_exclusive || waiter.claim.mode == Mode::Exclusive;
+        let refused = state.tries().filter(is_excluded).map(|waiter| (waiter.id, waiter.refusal()));
+        for (waiter, refusal) in refused.collect::<Vec<_>>() {
             self.leave(now, waiter, Some(refusal));
         }
     }

@@ -172,11 +172,11 @@ pub(super) async fn acquire(
         Mode::Exclusive => (ACQUIRE, CREATE),
         Mode::Shared { .. } => (ACQUIRE_SHARE, CREATE_SHARE),
     };
-    for is_first in (0..TRIES).map(|tried| tried == 0) {
+    for tried in 0..TRIES {
         let query = sqlx::query(acquire).bind(claim.name.as_str());
         let row = conn.row(bind_claim(query, claim)).await?;
         let Some(row) = row else {
-            if !is_first {
+            if tried > 0 {
                 break;
             }
             let query = sqlx::query(create).bind(claim.name.as_str());

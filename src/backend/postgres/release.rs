@@ -139,7 +139,7 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
     let stays_reserved = !keep_for.is_zero();
     // An entry that begins to wait locks the row for the time of one statement: at first the
     // release is just repeated.
-    for is_first in (0..=TRIES).map(|tried| tried == 0) {
+    for tried in 0..TRIES {
         let sql = match next {
             _ if stays_reserved => RELEASE_AND_KEEP,
             Some(_) => RELEASE_TO_NEXT,
@@ -169,7 +169,7 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
                 (Some(id), None) => ReleaseOutcome::ToEntry(Granted { id, token: token(&row, "token")? }),
             });
         }
-        if is_first {
+        if tried == 0 {
             continue;
         }
         let query = sqlx::query(FIND_OBSTACLE).bind(name.as_str()).bind(id.to_string()).bind(held.get());

@@ -101,7 +101,7 @@ pub(super) use lease_columns;
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 /// How often a request is tried when a row has changed or was locked briefly.
-pub(super) const TRIES: usize = 3;
+pub(super) const TRIES: usize = 4;
 
 /// A connection with its settings.
 pub(super) struct Connection<'c> {
