@@ -377,9 +377,9 @@ impl Coordinator {
             let (is_answered, now) = (result.is_ok(), coordinator.now());
             if is_heartbeat {
                 match &result {
-                    Ok(_) => measure::heartbeat(now.since(sent_at)),
+                    Ok(_) => measure::record_heartbeat(now.since(sent_at)),
                     Err(Error::Closed) => {}
-                    Err(_) => measure::heartbeat_failed(),
+                    Err(_) => measure::count_failed_heartbeat(),
                 }
             }
             let record_answer = |state: &mut State, outbox: &mut Outbox| {

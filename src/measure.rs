@@ -89,7 +89,7 @@ impl Meter {
         }
     }
 
-    pub(crate) fn refused(&self, name: &LockName, kind: &'static str, reason: RefusalReason) {
+    pub(crate) fn count_refusal(&self, name: &LockName, kind: &'static str, reason: RefusalReason) {
         record! {
             metrics::gauge!("sqlock_waiting", self.labels(name, [])).decrement(1);
             self.requests(name, kind, reason.as_str()).increment(1);
@@ -104,11 +104,11 @@ impl Meter {
         }
     }
 
-    pub(crate) fn lost(&self, name: &LockName, cause: LossCause) {
+    pub(crate) fn count_loss(&self, name: &LockName, cause: LossCause) {
         record! { self.losses(name, cause).increment(1); }
     }
 
-    pub(crate) fn taken_over(&self, name: &LockName) {
+    pub(crate) fn count_takeover(&self, name: &LockName) {
         record! { self.takeovers(name).increment(1); }
     }
 
@@ -139,20 +139,20 @@ impl Meter {
     }
 }
 
-pub(crate) fn heartbeat(round_trip: Duration) {
+pub(crate) fn record_heartbeat(round_trip: Duration) {
     record! { metrics::histogram!("sqlock_heartbeat_seconds").record(round_trip); }
 }
 
-pub(crate) fn heartbeat_late() {
+pub(crate) fn count_late_heartbeat() {
     record! { metrics::counter!("sqlock_heartbeat_late_total").increment(1); }
 }
 
-pub(crate) fn heartbeat_failed() {
+pub(crate) fn count_failed_heartbeat() {
     record! { metrics::counter!("sqlock_heartbeat_failed_total").increment(1); }
 }
 
 /// Counts a statement, and the operations in it.
-pub(crate) fn statement(verb: &'static str, operations: usize) {
+pub(crate) fn count_statement(verb: &'static str, operations: usize) {
     record! {
         metrics::counter!("sqlock_statements_total", "verb" => verb).increment(1);
         metrics::histogram!("sqlock_batch_size").record(operations as f64);
@@ -160,12 +160,12 @@ pub(crate) fn statement(verb: &'static str, operations: usize) {
 }
 
 /// Counts the outcome of a request with an idempotency key.
-pub(crate) fn idempotency(outcome: &'static str) {
+pub(crate) fn count_outcome(outcome: &'static str) {
     record! { metrics::counter!("sqlock_idempotency_total", "outcome" => outcome).increment(1); }
 }
 
 /// Records the age of the oldest record that has not ended or whose outcome is unknown. `None`:
 /// there is no such record.
-pub(crate) fn oldest_unknown(age: Option<Duration>) {
+pub(crate) fn set_oldest_unknown(age: Option<Duration>) {
     record! { metrics::gauge!("sqlock_idempotency_oldest_unknown_seconds").set(age.unwrap_or_default()); }
 }

@@ -162,7 +162,7 @@ async fn measure_oldest_unknown(client: &Arc<Client>) {
     // The sweep has succeeded even if this read fails.
     if let Ok(found) = client.run(RecordCommand::List(selection)).await {
         let age = |record: &Record| u64::try_from(record.now - record.created_at).unwrap_or(0);
-        measure::oldest_unknown(found.records.first().map(|record| Duration::from_micros(age(record))));
+        measure::set_oldest_unknown(found.records.first().map(|record| Duration::from_micros(age(record))));
     }
 }
 

@@ -38,14 +38,14 @@ impl Report {
     fn measure(&self, meter: &Meter) {
         match &self.event {
             Event::Acquired { name, waited, .. } => meter.count_grant(name, self.kind, *waited),
-            Event::Refused { name, reason, .. } => meter.refused(name, self.kind, *reason),
+            Event::Refused { name, reason, .. } => meter.count_refusal(name, self.kind, *reason),
             Event::Released { name, held, .. } | Event::Exported { name, held, .. } => meter.count_end(name, *held),
             Event::Lost { name, held, cause, .. } => {
                 meter.count_end(name, *held);
-                meter.lost(name, *cause);
+                meter.count_loss(name, *cause);
             }
-            Event::TakenOver { name } => meter.taken_over(name),
-            Event::HeartbeatLate { .. } => measure::heartbeat_late(),
+            Event::TakenOver { name } => meter.count_takeover(name),
+            Event::HeartbeatLate { .. } => measure::count_late_heartbeat(),
             _ => {}
         }
     }

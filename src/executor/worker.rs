@@ -148,7 +148,7 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return tasks.into_iter().rev().for_each(|task| self.queue.put_first(task));
         };
-        measure::statement(tasks[0].attempted(), tasks.len());
+        measure::count_statement(tasks[0].attempted(), tasks.len());
         let sent_at = self.backend.clock().now();
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_timeout).min().unwrap_or_default();
@@ -212,7 +212,7 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return Err(RequestError::Unconnected(None));
         };
-        measure::statement(task.attempted(), 1);
+        measure::count_statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_timeout;
         answered(within, &mut self.suspicion, self.heartbeat_timeout.as_mut(), task.send(&mut *connection.store)).await

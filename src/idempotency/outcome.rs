@@ -55,7 +55,7 @@ impl<N, R> Outcome<N, R> {
 
     /// Counts the outcome for dashboards.
     pub(super) fn measured(self) -> Self {
-        measure::idempotency(match self {
+        measure::count_outcome(match self {
             Self::New(_) => "new",
             Self::Replay(_) => "replay",
             Self::InProgress => "in_progress",
