@@ -11,6 +11,11 @@
 //!                               └────────┘
 //! ```
 //!
+//! A caller's [`Wish`] becomes a waiter. The waiter has a claim: its request as the store sees it,
+//! identified by an [`AcquisitionId`]. While a claim waits in the store, it is an entry there; once
+//! it is granted, it is a holding. Leases of one owner, each with a [`LeaseId`], may share a
+//! holding.
+//!
 //! Three rules make the engine safe, whatever the transport does:
 //!
 //! - A holder relies on a lease no longer than its TTL, counted from before a request that the

@@ -719,7 +719,7 @@ impl Lock<'_> {
             self.record(holder, op, Outcome::Refused, MS);
         }
         if self.rng.one_in(4) {
-            // No other holder in between: the row has this owner, and its token.
+            // No other holder came in between: the row still has this owner and its token.
             holder.deadline = holder.now + TTL - MARGIN;
             self.record(holder, Op::Acquire, Outcome::Ok, 10 * MS);
             self.fenced(holder);

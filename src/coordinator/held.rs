@@ -161,7 +161,7 @@ impl HeldLease {
         self.coordinator.look_up(self.name().clone());
     }
 
-    /// Asks the database whether it has the lease, for something that is attempted.
+    /// Asks the database whether it has the lease. `attempted` names the operation in an error.
     pub(crate) async fn is_held_in_database(&self, attempted: &'static str) -> Result<bool> {
         let (reply, answer) = oneshot::channel();
         let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };

@@ -258,7 +258,7 @@ impl LeaseRequest {
         }
     }
 
-    /// Turns the request into a request to the engine.
+    /// Checks the name and the options, and returns what the engine is asked for.
     fn wish(&self, wait_mode: WaitMode) -> Result<Wish> {
         let name = LockName::new(&*self.name)?;
         self.options.check(&self.client.settings)?;

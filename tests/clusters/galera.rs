@@ -52,7 +52,7 @@ async fn execute(pool: &MySqlPool, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
 }
 
-/// A number, as all nodes know it.
+/// Reads a number after the node has applied the commits of the others.
 async fn number(pool: &MySqlPool, sql: &str) -> i64 {
     let sql = format!("SET STATEMENT wsrep_sync_wait = 1 FOR {sql}");
     let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(pool).await.expect("an answer");

@@ -625,7 +625,7 @@ async fn hold_at_least_keeps_name_taken_after_release() {
 #[tokio::test]
 async fn signal_ignored_at_start_stays_ignored_by_command() {
     let fixture = CommandFixture::new().await;
-    // As nohup does, and a shell with the background jobs of a script.
+    // nohup, and a shell that starts background jobs of a script, ignore signals in the same way.
     let mut command = Command::new("sh");
     command
         .args(["-c", "trap '' HUP INT; exec \"$@\"", "sh", program(), "run", "a"])
