@@ -190,6 +190,41 @@ async fn no_process_remains_after_the_end() {
 #[tokio::test]
 async fn sqlock_reaps_orphans_as_first_process() {
     let fixture = CommandFixture::new().await;
+    let script = r#"
+        echo "$(cat /proc/1/comm)" >&3
+        orphan=$(sh -c 'sleep 0.1 >/dev/null 3>&- & echo $!')
+        while [ -e "/proc/$orphan" ]; do sleep 0.05; done
+        echo reaped >&3
+        exit 5
+    "#;
+    let mut holder = fixture.start_as(first_process(&fixture), script);
+    assert_eq!(holder.report.line().await, "sqlock");
+    assert_eq!(holder.report.line().await, "reaped");
+    holder.end().await.expect(5);
+}
+
+/// A probe of the container leaves an orphan while sqlock has no child.
+#[tokio::test]
+async fn waiting_first_process_reaps_orphans() {
+    let fixture = CommandFixture::new().await;
+    let _holder = fixture.start(&["a"], OBEDIENT).up().await;
+    let waiter = fixture.start_as(first_process(&fixture), OBEDIENT);
+    waiter.stderr.shows("waiting for").await;
+    let sqlock = poll_for("sqlock", || children(waiter.pid()).into_iter().find(|child| name(*child) == "sqlock")).await;
+    let mut probe = Command::new("nsenter");
+    if !geteuid().is_root() {
+        probe.args(["--user", "--preserve-credentials"]);
+    }
+    probe.args(["--pid", "--target", &sqlock.to_string(), "sh", "-c", "sleep 1000 &"]).stdin(Stdio::null());
+    let status = soon("the end of the probe", probe.status()).await.expect("nsenter of util-linux");
+    assert!(status.success(), "{status}");
+    let orphan = poll_for("the orphan", || children(sqlock).into_iter().find(|child| name(*child) == "sleep")).await;
+    kill(orphan, Signal::SIGKILL).expect("the orphan can be killed");
+    poll_until("the orphan is reaped", || state(orphan).is_none()).await;
+}
+
+/// Returns `sqlock run a` as the first process of a PID namespace.
+fn first_process(fixture: &CommandFixture) -> Command {
     let mut command = Command::new("unshare");
     // An unprivileged user must become root.
     if !geteuid().is_root() {
@@ -200,17 +235,7 @@ async fn sqlock_reaps_orphans_as_first_process() {
         .env("DATABASE_URL", &fixture.db.url)
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let script = r#"
-        echo "$(cat /proc/1/comm)" >&3
-        orphan=$(sh -c 'sleep 0.1 >/dev/null 3>&- & echo $!')
-        while [ -e "/proc/$orphan" ]; do sleep 0.05; done
-        echo reaped >&3
-        exit 5
-    "#;
-    let mut holder = fixture.start_as(command, script);
-    assert_eq!(holder.report.line().await, "sqlock");
-    assert_eq!(holder.report.line().await, "reaped");
-    holder.end().await.expect(5);
+    command
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::io;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use nix::unistd::Pid;
 use rustix::io::Errno;
@@ -58,6 +59,10 @@ impl Reaper {
     }
 }
 
+/// The pause between two looks for children while there are none. The kernel does not report that
+/// the first process of a container has inherited an orphan.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Reaps all children, including orphans of the command, and reports their changes.
 fn reap_children(starting: &Mutex<()>, changes: &UnboundedSender<Change>) {
     loop {
@@ -65,7 +70,7 @@ fn reap_children(starting: &Mutex<()>, changes: &UnboundedSender<Change>) {
             Ok(_) => {}
             // There are no children: `spawn` ends the pause.
             Err(Errno::CHILD) => {
-                thread::park();
+                thread::park_timeout(LOOK_INTERVAL);
                 continue;
             }
             Err(Errno::INTR) => continue,
