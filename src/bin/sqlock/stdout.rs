@@ -13,14 +13,30 @@ pub fn print(text: &str) -> Result<(), Failure> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
 
+/// Prints a text in a thread of its own. Dropping the future abandons a text without a reader.
+pub async fn print_in_thread(text: String) -> Result<(), Failure> {
+    let printed = tokio::task::spawn_blocking(move || print(&text)).await;
+    printed.unwrap_or_else(|error| Err(Failure::system(format!("cannot write to stdout: {error}"))))
+}
+
 /// Prints JSON on one line.
 pub fn print_json(value: &Value) -> Result<(), Failure> {
-    print(&escape_json(&format!("{value}\n")))
+    print(&format_json(value))
 }
 
 /// Prints JSON on many lines.
 pub fn print_json_pretty(value: &Value) -> Result<(), Failure> {
-    print(&escape_json(&format!("{value:#}\n")))
+    print(&format_json_pretty(value))
+}
+
+/// Formats JSON as one line.
+pub fn format_json(value: &Value) -> String {
+    escape_json(&format!("{value}\n"))
+}
+
+/// Formats JSON as many lines.
+pub fn format_json_pretty(value: &Value) -> String {
+    escape_json(&format!("{value:#}\n"))
 }
 
 /// Escapes DEL, the C1 codes and format characters, which JSON allows but which control some

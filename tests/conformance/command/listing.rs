@@ -4,11 +4,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use chrono::DateTime;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use sqlock::Locks;
+use tokio::io::AsyncReadExt;
 
-use crate::support::command::{Ended, Running, beside, held, run, sqlock};
+use crate::support::command::{Ended, Running, beside, held, run, sqlock, start};
 use crate::support::{LONG, builder, empty, soon};
 
 /// A text that would control a terminal: colours, a title, the bell, C1 codes, a newline.
@@ -148,6 +149,31 @@ async fn closed_stdout_ends_command_silently() {
         assert_eq!(output.status.code(), Some(SIGPIPE), "{arguments:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
     }
+}
+
+#[tokio::test]
+async fn signal_ends_ls_whose_reader_stops_reading() {
+    let db = empty().await;
+    let locks = beside(&db).await;
+    // JSON shows the character as six others, so a pipe is too short for the list.
+    let label = "\u{1}".repeat(255);
+    let mut leases = Vec::new();
+    for i in 0..48 {
+        let request = locks.lease(format!("job/{i}")).ttl(LONG).label(label.as_str());
+        leases.push(request.acquire().await.expect("acquire"));
+    }
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        for arguments in [&["ls", "--json"][..], &["ls", "--json", "--watch"]] {
+            let mut listing = start(sqlock(&db, arguments));
+            let pid = listing.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("it was not waited for");
+            let mut unread = listing.stdout.take().expect("a pipe was asked for");
+            soon("the beginning of the list", unread.read_u8()).await.expect("a byte");
+            kill_process(pid, signal).expect("it can be sent a signal");
+            let status = soon("the end of ls", listing.wait()).await.expect("it can be waited for");
+            assert_eq!(status.code(), Some(code), "{arguments:?}");
+        }
+    }
+    locks.shutdown().await.expect("shutdown");
 }
 
 #[tokio::test]

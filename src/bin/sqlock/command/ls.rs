@@ -59,7 +59,11 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     }
     let mut gap = "";
     loop {
-        print(&list, &args, gap)?;
+        // A signal ends a wait for the reader, too.
+        tokio::select! {
+            printed = print(&list, &args, gap) => printed?,
+            signal = signals.next_termination() => return Ok(exit::from_signal(signal as i32)),
+        }
         if !args.watch {
             source.shutdown().await;
             return Ok(0);
@@ -81,13 +85,14 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
 }
 
 /// Prints a list, and warns about the databases that are missing in it.
-fn print(list: &List, args: &Arguments, gap: &str) -> Result<(), Failure> {
+async fn print(list: &List, args: &Arguments, gap: &str) -> Result<(), Failure> {
     for reason in list.missing() {
         stderr::print_warning(reason);
     }
-    match (args.json, args.watch) {
-        (true, true) => stdout::print_json(&list.to_json()),
-        (true, false) => stdout::print_json_pretty(&list.to_json()),
-        _ => stdout::print(&format!("{gap}{}", list.to_table())),
-    }
+    let text = match (args.json, args.watch) {
+        (true, true) => stdout::format_json(&list.to_json()),
+        (true, false) => stdout::format_json_pretty(&list.to_json()),
+        _ => format!("{gap}{}", list.to_table()),
+    };
+    stdout::print_in_thread(text).await
 }
