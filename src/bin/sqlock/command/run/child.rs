@@ -172,6 +172,29 @@ fn start_failure(program: &OsString, error: &io::Error) -> Failure {
         ErrorKind::NotFound => Failure::new(exit::NOT_FOUND, format!("command not found: {name}")),
         // The system has no process or no memory left.
         ErrorKind::WouldBlock | ErrorKind::OutOfMemory => Failure::system(format!("cannot start {name}: {error}")),
+        // From the registration: `execve` has no such error.
+        ErrorKind::BrokenPipe => Failure::system(format!("cannot start {name}: its watchdog has ended")),
         _ => Failure::new(exit::NOT_EXECUTABLE, format!("cannot execute {name}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_failure_tells_command_and_system_apart() {
+        for (errno, code) in [
+            (Errno::ENOENT, exit::NOT_FOUND),
+            (Errno::EACCES, exit::NOT_EXECUTABLE),
+            (Errno::ENOEXEC, exit::NOT_EXECUTABLE),
+            (Errno::EAGAIN, exit::SYSTEM),
+            (Errno::ENOMEM, exit::SYSTEM),
+            (Errno::EPIPE, exit::SYSTEM),
+        ] {
+            assert_eq!(start_failure(&"make".into(), &errno.into()).code, code, "{errno}");
+        }
+        let failure = start_failure(&"make".into(), &Errno::EPIPE.into());
+        assert_eq!(failure.message, "cannot start \"make\": its watchdog has ended");
     }
 }
