@@ -30,7 +30,9 @@ pub async fn supervise<T>(
     reaper: &mut Reaper,
 ) -> Result<Completion, Failure> {
     let started = start(args, &lease, signals, reaper);
-    let never_started = matches!(&started, Err(failure) if failure.code != exit::LOST);
+    // After a loss, the token may still hold the name: sqlock was paused until shortly before the
+    // end of the lease.
+    let never_started = started.is_err();
     // An eviction by the token would end the lease of the enclosing run, too.
     let can_evict = !environment::is_enclosing(lease.owner());
     let mut ended = match started {
