@@ -3,6 +3,9 @@
 use sqlock::Owner;
 use sqlock::inspect::LeaseInfo;
 
+/// The name of the lease.
+pub const NAME_VARIABLE: &str = "SQLOCK_NAME";
+
 /// The owner of the lease, for a `sqlock run` of the same name inside the command.
 pub const OWNER_VARIABLE: &str = "SQLOCK_OWNER";
 

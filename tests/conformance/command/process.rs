@@ -738,13 +738,14 @@ async fn command_finds_the_lease_in_its_environment() {
 #[tokio::test]
 async fn command_names_its_database_sessions_after_the_lease() {
     let db = empty().await;
-    let script = ["run", "nightly report", "--", "sh", "-c", "echo \"$PGAPPNAME\""];
-    let mut command = sqlock(&db, &script);
+    let script = r#"echo "$PGAPPNAME"; exec "$0" run inner -- sh -c 'echo "$PGAPPNAME"'"#;
+    let arguments = ["run", "nightly report", "--", "sh", "-c", script, program()];
+    let mut command = sqlock(&db, &arguments);
     command.env_remove("PGAPPNAME");
-    assert_eq!(end(command).await.expect(0).stdout, "sqlock:nightly report\n");
-    let mut command = sqlock(&db, &script);
+    assert_eq!(end(command).await.expect(0).stdout, "sqlock:nightly report\nsqlock:inner\n");
+    let mut command = sqlock(&db, &arguments);
     command.env("PGAPPNAME", "mine");
-    assert_eq!(end(command).await.expect(0).stdout, "mine\n");
+    assert_eq!(end(command).await.expect(0).stdout, "mine\nmine\n");
 }
 
 // ---- runs inside of runs

@@ -1,6 +1,6 @@
 //! The process of the command: a process group of its own that does not outlive the lease.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -15,7 +15,7 @@ use super::reaper::{Change, Reaper};
 use super::schedule::{KillSchedule, KillTerms};
 use super::watchdog::{Registration, Watchdog};
 use crate::describe;
-use crate::environment::{OUTER_OWNERS_VARIABLE, OWNER_VARIABLE, enclosing_owners};
+use crate::environment::{NAME_VARIABLE, OUTER_OWNERS_VARIABLE, OWNER_VARIABLE, enclosing_owners};
 use crate::exit::{self, Failure};
 use crate::lease::HeldLease;
 use crate::process_list;
@@ -59,14 +59,16 @@ impl Child {
         command
             .args(arguments)
             .process_group(0)
-            .env("SQLOCK_NAME", lease.name().as_str())
+            .env(NAME_VARIABLE, lease.name().as_str())
             .env("SQLOCK_TOKEN", lease.token().to_string())
             .env(OWNER_VARIABLE, lease.owner().to_string())
             .env("SQLOCK_EXPIRES_AT", describe::format_expiry(lease.remaining()))
             .env(ProcessTree::MARKER_VARIABLE, ProcessTree::join_markers(&marker));
-        // With this name, an operator finds the sessions of a killed command in pg_stat_activity.
-        if std::env::var_os("PGAPPNAME").is_none() {
-            command.env("PGAPPNAME", format!("sqlock:{}", lease.name().as_str()));
+        // With this name, an operator finds the sessions of a killed command in pg_stat_activity. It
+        // replaces the one that the enclosing run has set.
+        let given = std::env::var_os("PGAPPNAME");
+        if given.is_none() || given == std::env::var_os(NAME_VARIABLE).map(|name| session_name(&name)) {
+            command.env("PGAPPNAME", session_name(lease.name().as_str().as_ref()));
         }
         if !outer.is_empty() {
             command.env(OUTER_OWNERS_VARIABLE, outer);
@@ -131,6 +133,13 @@ impl Child {
     pub fn kill(&self) {
         self.process_tree.kill(getpid());
     }
+}
+
+/// Returns the name for the database sessions of a command.
+fn session_name(lease_name: &OsStr) -> OsString {
+    let mut name = OsString::from("sqlock:");
+    name.push(lease_name);
+    name
 }
 
 /// Makes this process the parent of the command's orphans, so that the reaper reaps them. The init
