@@ -68,8 +68,9 @@ pub fn grant_to_json(held: &LeaseInfo) -> Value {
     })
 }
 
-/// Makes the object that `acquire` and `renew` print for a lease on a majority of databases.
-pub fn majority_grant_to_json(name: &str, token: FencingToken, owner: Option<Owner>, expires_at: &str) -> Value {
+/// Makes the object that `acquire` and `renew` print for a lease that is not read from one database,
+/// with the expiry by this host's clock.
+pub fn estimated_grant_to_json(name: &str, token: FencingToken, owner: Option<Owner>, expires_at: &str) -> Value {
     json!({
         "name": name,
         "token": token.get(),

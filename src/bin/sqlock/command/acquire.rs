@@ -96,7 +96,8 @@ async fn leave_held(majority: &Majority, lease: QuorumLease) -> Outcome {
     let (name, owner) = (lease.name().clone(), lease.owner());
     let detached = lease.detach().await?;
     let (token, expires_at) = (detached.token, describe::format_expiry(detached.remaining));
-    let printed = stdout::print_json(&describe::majority_grant_to_json(name.as_str(), token, Some(owner), &expires_at));
+    let printed =
+        stdout::print_json(&describe::estimated_grant_to_json(name.as_str(), token, Some(owner), &expires_at));
     if printed.is_err() {
         // The token was not printed, so the script could not release the lease.
         let _ = timeout(Duration::from_secs(2), majority.quorum.evict(name.as_str(), token)).await;

@@ -35,16 +35,22 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         return renew_majority(global, &args).await;
     }
     let db = Database::open_existing(global, args.holding.filter()).await?;
+    let start = Instant::now();
     let extended = db.read(async || db.locks.extend(name, *token, args.ttl).await).await?;
-    let holders = db.read(async || db.locks.holders(name).await).await?;
+    let expires_at = estimate_expiry(args.ttl, start);
+    let holders = db.read(async || db.locks.holders(name).await).await;
     let _ = db.locks.shutdown().await;
-    match holders.iter().find(|held| extended && held.token == *token) {
-        Some(held) => {
-            stdout::print_json(&describe::grant_to_json(held))?;
-            Ok(0)
-        }
-        None => Err(not_held_failure(&args.holding, &holders)),
-    }
+    let shown = match holders {
+        Ok(holders) => match holders.iter().find(|held| extended && held.token == *token) {
+            Some(held) => describe::grant_to_json(held),
+            None => return Err(not_held_failure(&args.holding, &holders)),
+        },
+        // The lease is prolonged even if the holders cannot be read.
+        Err(_) if extended => describe::estimated_grant_to_json(name, *token, None, &expires_at),
+        Err(error) => return Err(error.into()),
+    };
+    stdout::print_json(&shown)?;
+    Ok(0)
 }
 
 async fn renew_majority(global: &Global, args: &Arguments) -> Outcome {
@@ -52,14 +58,18 @@ async fn renew_majority(global: &Global, args: &Arguments) -> Outcome {
     let majority = Majority::open_existing(global, LeaseFilter::Name(name)).await?;
     let start = Instant::now();
     let extended = majority.quorum.extend(name, *token, args.ttl).await;
-    // The clocks of the servers may run faster by one percent.
-    let remaining = (args.ttl - args.ttl / 100).saturating_sub(start.elapsed());
-    let expires_at = describe::format_expiry(remaining);
+    let expires_at = estimate_expiry(args.ttl, start);
     let owner = if matches!(extended, Ok(true)) { majority.find_owner(name, *token).await } else { None };
     majority.shutdown().await;
     if !extended? {
         return Err(not_held_by_majority_failure(&args.holding));
     }
-    stdout::print_json(&describe::majority_grant_to_json(name, *token, owner, &expires_at))?;
+    stdout::print_json(&describe::estimated_grant_to_json(name, *token, owner, &expires_at))?;
     Ok(0)
+}
+
+/// Formats when a lease ends at the earliest that was extended since `start`. The clocks of the
+/// servers may run faster by one percent.
+fn estimate_expiry(ttl: Duration, start: Instant) -> String {
+    describe::format_expiry((ttl - ttl / 100).saturating_sub(start.elapsed()))
 }
