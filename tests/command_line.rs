@@ -184,6 +184,21 @@ async fn limited_wait_names_cause_of_outage() {
 }
 
 #[tokio::test]
+async fn unreachable_server_is_named_by_its_socket() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().display();
+    for (url, address) in [
+        (format!("postgres://me@localhost:5433/app?host={path}"), format!("PostgreSQL at {path}:5433: ")),
+        (format!("mysql://me@localhost/app?socket={path}/mysqld.sock"), format!("MySQL at {path}/mysqld.sock: ")),
+    ] {
+        let mut command = bare(&["ls"]);
+        command.env("DATABASE_URL", url);
+        let ended = end(command).await.expect(69);
+        assert!(ended.stderr.contains(&format!("cannot reach {address}")), "{}", ended.stderr);
+    }
+}
+
+#[tokio::test]
 async fn configuration_and_command_errors_say_what_to_do() {
     let (db, mut text) = (empty().await, String::new());
     let missing = ["run", "--no-migrate", "deploy", "--", "make"];

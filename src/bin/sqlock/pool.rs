@@ -3,6 +3,10 @@
 use std::path::Path;
 
 use sqlock::{FencingToken, Locks};
+#[cfg(feature = "mysql")]
+use sqlx::mysql::MySqlConnectOptions;
+#[cfg(feature = "postgres")]
+use sqlx::postgres::PgConnectOptions;
 #[cfg(feature = "sqlite")]
 use sqlx::sqlite::SqliteConnectOptions;
 
@@ -90,16 +94,16 @@ pub async fn open(url: &Url, global: &Global, file_use: FileUse<'_>) -> Result<(
     match url.kind() {
         #[cfg(feature = "postgres")]
         Kind::Postgres => {
-            let options: sqlx::postgres::PgConnectOptions = url.parse_options()?;
-            let location = format!("PostgreSQL at {}:{}", options.get_host(), options.get_port());
+            let options: PgConnectOptions = url.parse_options()?;
+            let location = format!("PostgreSQL at {}", postgres_address(&options));
             let pool = sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options);
             Ok((Pool::Postgres(pool), location, FileRole::Final))
         }
         #[cfg(feature = "mysql")]
         Kind::Mysql => {
-            let options: sqlx::mysql::MySqlConnectOptions = url.parse_options()?;
+            let options: MySqlConnectOptions = url.parse_options()?;
             let server = if url.url.starts_with("mariadb") { "MariaDB" } else { "MySQL" };
-            let location = format!("{server} at {}:{}", options.get_host(), options.get_port());
+            let location = format!("{server} at {}", mysql_address(&options));
             let pool = sqlx::pool::PoolOptions::new().max_connections(2).connect_lazy_with(options);
             Ok((Pool::MySql(pool), location, FileRole::Final))
         }
@@ -134,6 +138,26 @@ pub async fn open(url: &Url, global: &Global, file_use: FileUse<'_>) -> Result<(
                 built.collect::<String>()
             )))
         }
+    }
+}
+
+/// Returns the address of a server: the host and the port, or the directory of its Unix socket and
+/// the port, which is a part of the file's name.
+#[cfg(feature = "postgres")]
+pub fn postgres_address(options: &PgConnectOptions) -> String {
+    let port = options.get_port();
+    match options.get_socket() {
+        Some(directory) => format!("{}:{port}", directory.display()),
+        None => format!("{}:{port}", options.get_host()),
+    }
+}
+
+/// Returns the address of a server: the host and the port, or the path of its Unix socket.
+#[cfg(feature = "mysql")]
+pub fn mysql_address(options: &MySqlConnectOptions) -> String {
+    match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
     }
 }
 

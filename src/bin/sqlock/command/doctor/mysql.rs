@@ -19,6 +19,7 @@ use super::probe::{
 use super::report::{Check, REACHABLE, Report, Status};
 use super::table;
 use super::transport::{TlsMode, Transport, check_tls};
+use crate::pool::mysql_address;
 use crate::url::Kind;
 use catalog::{check_rights, check_table_kinds, query_hooks, query_tables, read_catalog};
 use replication::{check_cluster, check_replication, count_replicas};
@@ -76,14 +77,11 @@ pub(super) const ID: &str = "SELECT CONNECTION_ID()";
 
 pub async fn examine(options: &MySqlConnectOptions, missing_tables: MissingTables) -> Report {
     let options = options.clone().disable_statement_logging();
-    let place = options.get_socket().map_or_else(
-        || format!("{}:{}", options.get_host(), options.get_port()),
-        |socket| socket.display().to_string(),
-    );
+    let place = mysql_address(&options);
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
     // The answer of the server replaces the two names.
     let mut report = Report::new(format!("MySQL or MariaDB at {place}{database}"));
-    report.add_server(&format!("MySQL {}:{}", options.get_host(), options.get_port()));
+    report.add_server(&format!("MySQL {place}"));
     let mut conn = match connect(options.connect(), SERVER_ADVICE).await {
         Ok(conn) => conn,
         Err(check) => {

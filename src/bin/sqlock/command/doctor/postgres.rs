@@ -20,6 +20,7 @@ use super::probe::{
 use super::report::{Check, REACHABLE, Report, Status};
 use super::table::{self, parse_bool};
 use super::transport::{TlsMode, Transport, check_tls};
+use crate::pool::postgres_address;
 use crate::url::Kind;
 use catalog::{
     check_rights, check_schemas, check_table_kinds, query_hooks, query_namesakes, query_tables, read_catalog,
@@ -64,13 +65,10 @@ SELECT name, setting, coalesce(unit, '') FROM pg_settings
 
 pub async fn examine(options: &PgConnectOptions, missing_tables: MissingTables) -> Report {
     let options = options.clone().disable_statement_logging();
-    let place = options.get_socket().map_or_else(
-        || format!("{}:{}", options.get_host(), options.get_port()),
-        |socket| socket.display().to_string(),
-    );
+    let place = postgres_address(&options);
     let database = options.get_database().map(|name| format!(", database {name}")).unwrap_or_default();
     let mut report = Report::new(format!("PostgreSQL at {place}{database}"));
-    report.add_server(&format!("PostgreSQL {}:{}", options.get_host(), options.get_port()));
+    report.add_server(&format!("PostgreSQL {place}"));
     let mut conn = match connect(options.connect(), SERVER_ADVICE).await {
         Ok(conn) => conn,
         Err(check) => {
