@@ -77,7 +77,9 @@
 //! after the TTL. An `expires at` that moves on means that the client lives and renews.
 //! `unlock` takes the name away; the token protects a newer holder. The old holder learns of the
 //! loss with its next heartbeat, within a second, and until then two holders may work: a fence
-//! protects the data. [`max_hold`] ends such a lease automatically.
+//! protects the data. Exit code 75 of `unlock`: a fenced transaction of the holder has blocked it
+//! for ten seconds; end that transaction in the database first. [`max_hold`] ends such a lease
+//! automatically.
 //!
 //! # A long queue
 //!

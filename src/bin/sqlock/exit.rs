@@ -275,7 +275,18 @@ fn is_permanent(error: &sqlx::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use sqlock::LockName;
+
     use super::*;
+
+    #[test]
+    fn change_blocked_by_a_fence_exits_75() -> Result<(), Failure> {
+        let error = sqlock::Error::Timeout { name: LockName::new("job")?, waited: Duration::from_secs(10) };
+        let failure = Failure::from(error);
+        assert_eq!(failure.code, NOT_OBTAINED);
+        assert!(failure.message.contains("\"job\": a transaction that the holder has fenced"), "{}", failure.message);
+        Ok(())
+    }
 
     #[test]
     fn password_of_argument_is_redacted() {

@@ -24,6 +24,8 @@ use crate::stderr::{self, quote};
 /// A "sqlock run --release-on-request" ends its command; another one prints a note. The holder of a
 /// lease that is not renewed, such as one of "sqlock acquire", does not learn of it. Exit code 79:
 /// nobody holds the name.
+///
+/// Exit code 75: a fenced transaction of the holder has blocked the change for ten seconds.
 #[derive(Args)]
 #[command(group(ArgGroup::new("means").required(true).args(["token", "ask"])))]
 pub struct Arguments {
