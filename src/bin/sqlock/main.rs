@@ -3,7 +3,7 @@
 //! `command/` has one file per subcommand, `cli.rs` the command line, `database.rs` the client,
 //! `exit.rs` the exit codes. The files of `command/run/` kill the command before its lease ends.
 #![deny(unsafe_code)]
-#![allow(unreachable_pub)]
+#![allow(unreachable_pub, reason = "no other crate uses the command")]
 
 #[cfg(not(unix))]
 compile_error!("the sqlock command needs process groups and signals, which only Unix systems have");

@@ -35,7 +35,7 @@ pub enum Pool {
 
 /// The SQLite file to open.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
 pub enum FileUse<'a> {
     /// The file with the leases that `filter` selects. `create`: create a missing file. `announce`:
     /// print a note if the file is a sidecar.
@@ -46,7 +46,7 @@ pub enum FileUse<'a> {
 
 /// The leases for which a file is opened. While any of them is in the sidecar, the sidecar is used.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
 pub enum LeaseFilter<'a> {
     All,
     Name(&'a str),
@@ -61,7 +61,7 @@ pub enum LeaseFilter<'a> {
 /// has found tables before it looks for leases in the sidecar. So one of the two sees the other.
 /// After that look, no new lease in the sidecar counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
 pub enum FileRole {
     /// A lease counts.
     Final,
@@ -89,7 +89,7 @@ pub async fn open_for_checks(url: &Url, global: &Global) -> Result<Vec<Pool>, Fa
 }
 
 /// Opens a pool that connects when it is used, and returns its location and the role of its file.
-#[cfg_attr(not(feature = "sqlite"), allow(unused_variables))]
+#[cfg_attr(not(feature = "sqlite"), allow(unused_variables, reason = "SQLite alone has a file"))]
 pub async fn open(url: &Url, global: &Global, file_use: FileUse<'_>) -> Result<(Pool, String, FileRole), Failure> {
     match url.kind() {
         #[cfg(feature = "postgres")]

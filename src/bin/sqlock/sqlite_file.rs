@@ -183,19 +183,19 @@ fn may_follow(link_owner: u32, (directory_owner, mode): (u32, u32), user: u32) -
 
 /// Returns whether a file has leases only and so no sidecar, by its name: `sqlock.db`, or a sidecar
 /// itself.
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
 pub fn holds_only_leases(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name == DEFAULT_FILE_NAME || name.ends_with(SIDECAR_SUFFIX)
 }
 
 /// Returns the path of the sidecar: `app.db-sqlock` for `app.db`.
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
 pub fn sidecar_path(file: &Path) -> PathBuf {
     with_suffix(file, SIDECAR_SUFFIX)
 }
 
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
 fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
     let mut path = file.as_os_str().to_owned();
     path.push(suffix);
@@ -227,7 +227,7 @@ pub fn find_file(options: &SqliteConnectOptions) -> Result<PathBuf, Failure> {
 }
 
 /// Returns the canonical path of a SQLite file: one path for all links to a file.
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
 fn resolve_path(database: &Path) -> Result<PathBuf, Failure> {
     // A link to a missing file is resolved too, because it will lead there once the file exists.
     let mut database = database.to_path_buf();

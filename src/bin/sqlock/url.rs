@@ -32,7 +32,7 @@ pub struct Url {
     pub url: String,
     kind: Kind,
     /// The file of the embedded database, if no database is named.
-    #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "SQLite alone has a file"))]
     pub default_file: Option<PathBuf>,
 }
 
