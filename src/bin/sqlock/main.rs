@@ -48,7 +48,7 @@ compile_error!("the sqlock command needs a database: enable postgres, mysql or s
 //   majority - leases on a majority of databases
 //   relocation - takes a lease in the SQLite file in which it counts
 //   acquisition - takes a lease
-//   describe holders lease - leases as text and JSON, on several databases, and in one type
+//   describe majority_holders lease - leases as text and JSON, on several databases, and in one type
 //   database - the client of a database
 //   pool - the pool of a URL
 //   migrations - the SQL of the tables
@@ -85,10 +85,10 @@ mod duration;
 mod environment;
 mod exit;
 mod global;
-mod holders;
 mod holding;
 mod lease;
 mod majority;
+mod majority_holders;
 mod migrations;
 mod parse;
 mod pool;

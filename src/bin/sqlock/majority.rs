@@ -19,7 +19,7 @@ use crate::duration;
 use crate::environment;
 use crate::exit::{self, Failure};
 use crate::global::Global;
-use crate::holders;
+use crate::majority_holders;
 use crate::pool::LeaseFilter;
 use crate::stderr::{self, quote};
 
@@ -250,7 +250,7 @@ impl Majority {
             });
             let lists = lists.await.unwrap_or_default();
             let answered = lists.iter().filter(|list| list.is_ok()).count();
-            let holders = holders::merge(lists.into_iter().flatten().flatten());
+            let holders = majority_holders::merge(lists.into_iter().flatten().flatten());
             let holder = holders.first().filter(|holder| holder.votes() >= self.needed());
             let held = holder.map(|holder| holder.decisive(self.needed()).clone());
             // A database that did not answer may have a vote of the holder.

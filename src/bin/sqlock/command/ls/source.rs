@@ -9,8 +9,8 @@ use super::view::Scope;
 use crate::database::Database;
 use crate::exit::Failure;
 use crate::global::Global;
-use crate::holders::{self, Holder};
 use crate::majority::Majority;
+use crate::majority_holders::{self, Holder};
 use crate::pool::LeaseFilter;
 use crate::stderr::escape_line;
 use crate::{describe, duration, stdout};
@@ -55,7 +55,7 @@ impl Source {
                     }
                 }
                 let (count, needed) = (majority.databases.len(), majority.needed());
-                Ok(List::Majority { holders: holders::merge(held), count, needed, missing })
+                Ok(List::Majority { holders: majority_holders::merge(held), count, needed, missing })
             }
         }
     }

@@ -6,8 +6,8 @@ use sqlock::inspect::LeaseInfo;
 
 use crate::exit::Outcome;
 use crate::global::Global;
-use crate::holders::{self, Holder};
 use crate::majority::Majority;
+use crate::majority_holders::{self, Holder};
 use crate::pool::LeaseFilter;
 use crate::stderr::{self, escape_line, quote};
 use crate::{describe, duration, stdout};
@@ -25,7 +25,7 @@ pub async fn run(global: &Global, name: &str, as_json: bool) -> Outcome {
     majority.shutdown().await;
     let lists = lists?.into_iter().map(|listed| listed.map_err(|reason| stderr::print_warning(&reason)).ok());
     let databases: Vec<Listed> = described.into_iter().zip(lists).collect();
-    let holders = holders::merge(databases.iter().filter_map(|(_, held)| held.as_ref()).flatten().cloned());
+    let holders = majority_holders::merge(databases.iter().filter_map(|(_, held)| held.as_ref()).flatten().cloned());
     let overview = Overview { name, databases, holders, needed };
     if as_json {
         stdout::print_json_pretty(&overview.to_json())?;
