@@ -1,4 +1,4 @@
-//! Recognises a database that refuses a client until one of them is reconfigured.
+//! Recognizes a database that refuses a client until its set-up, the URL or the user's rights change.
 
 use sqlx::error::DatabaseError;
 
