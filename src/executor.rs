@@ -9,8 +9,9 @@
 //! connection.
 //!
 //! When the heartbeat's connection is lost, or any other one is silent for too long, the others are
-//! suspect, because they use the same network: idle ones are closed, and busy ones if their answers
-//! take longer than the heartbeat's was allowed to.
+//! suspect, because they use the same network and may lead to a server that is no longer the
+//! primary. They send no more requests: idle ones are closed at once, and busy ones after their
+//! answers, or when these take longer than the heartbeat's was allowed to.
 //!
 //! Operations that are ready together may be sent in one batch. Operations that the batch
 //! leaves undone are sent alone.
@@ -21,6 +22,9 @@
 mod request_error;
 mod task;
 mod task_queue;
+#[cfg(all(test, feature = "testing"))]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests;
 mod worker;
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -24,11 +24,12 @@ pub(super) struct TaskQueue {
     changed: Notify,
     /// Wakes workers without a connection.
     spare: Notify,
-    /// Changes when the workers' connections may be dead.
+    /// Changes when the workers' connections may be dead or lead to a former primary.
     pub(super) suspicion: watch::Sender<Suspicion>,
 }
 
-/// The suspicion that connections are dead, after another connection to the same server died.
+/// The suspicion that connections are dead or lead to a former primary, after another connection of
+/// the client was lost.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Suspicion {
     /// How long the dead connection was without an answer.
@@ -221,7 +222,8 @@ impl TaskQueue {
         Open(Arc::clone(self))
     }
 
-    /// Lets the workers close idle connections, and busy ones without an answer in time.
+    /// Lets the workers close their connections: idle ones at once, busy ones after their answers,
+    /// for which they wait no longer than this.
     pub(super) fn suspect_connections(&self, unanswered_for: Duration) {
         self.suspicion.send_replace(Suspicion { unanswered_for });
     }

@@ -38,7 +38,8 @@ pub(super) struct Worker {
     sink: Option<NotificationSink>,
     /// The connection no longer receives notifications. The next heartbeat on the connection fails.
     is_listener_lost: bool,
-    /// Whether the connection may be dead.
+    /// Changes when the connection may be dead or lead to a former primary. Seen when the next
+    /// connection is opened.
     suspicion: watch::Receiver<Suspicion>,
     /// How long the answer to a heartbeat may take; the value may change while it is in flight.
     heartbeat_timeout: Option<watch::Receiver<Duration>>,
@@ -121,7 +122,13 @@ impl Worker {
         while let Some(task) = self.next().await {
             let _busy = queue.count_busy();
             let most = if self.connection.is_some() { self.backend.max_batch_len() } else { 1 };
-            match self.queue.gather(task, most) {
+            let gathered = self.queue.gather(task, most);
+            // A task may follow from the answer of a new primary. A suspect connection may lead to
+            // the former one.
+            if self.is_suspect() {
+                self.connection = None;
+            }
+            match gathered {
                 Gathered::One(task) => self.run_one(task).await,
                 Gathered::Several(batch, tasks) => self.run_batch(batch, tasks).await,
             }
@@ -153,7 +160,7 @@ impl Worker {
         tasks.iter_mut().for_each(|task| task.attempts().sent_at = sent_at);
         let within = tasks.iter_mut().map(|task| task.attempts().answer_timeout).min().unwrap_or_default();
         let (answers, failure) =
-            match answered(within, &mut self.suspicion, None, connection.store.execute_batch(&batch)).await {
+            match answered(within, self.suspicion.clone(), None, connection.store.execute_batch(&batch)).await {
                 Ok(answers) => {
                     self.queue.record_answer();
                     (answers, None)
@@ -186,9 +193,18 @@ impl Worker {
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), RequestError> {
         if self.connection.is_none() {
             let within = CONNECT_TIMEOUT.min(task.attempts().answer_timeout.max(self.connect_timeout));
-            let connecting = match &self.sink {
-                Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()),
-                None => self.backend.connect(),
+            let connecting = async {
+                loop {
+                    self.suspicion.mark_unchanged();
+                    let connected = match &self.sink {
+                        Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()).await,
+                        None => self.backend.connect().await,
+                    };
+                    // A suspicion in the meantime concerns the new connection as well.
+                    if connected.is_err() || !self.suspicion.has_changed().unwrap_or(false) {
+                        return connected;
+                    }
+                }
             };
             let store = match timeout(within, panics::caught_in(connecting)).await {
                 Ok(Ok(connected)) => connected.map_err(|error| RequestError::Unconnected(Some(error)))?,
@@ -202,7 +218,6 @@ impl Worker {
             self.queue.record_answer();
             self.connection = Some(Connection { store, _open: self.queue.count_open() });
             self.is_listener_lost = false;
-            self.suspicion.mark_unchanged();
             if std::mem::take(&mut self.has_lost) {
                 self.publisher.publish(&Event::Reconnected);
                 // A subscriber of the application that panics does not end the worker.
@@ -215,7 +230,13 @@ impl Worker {
         measure::count_statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let within = task.attempts().answer_timeout;
-        answered(within, &mut self.suspicion, self.heartbeat_timeout.as_mut(), task.send(&mut *connection.store)).await
+        let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
+        answered(within, suspicion, heartbeat_timeout, task.send(&mut *connection.store)).await
+    }
+
+    /// Returns whether the connection may be dead or lead to a former primary.
+    fn is_suspect(&self) -> bool {
+        self.suspicion.has_changed().unwrap_or(false)
     }
 
     /// Makes the other connections of the queue suspect if this connection was silent: the next
@@ -288,7 +309,7 @@ impl Worker {
 /// the lost heartbeat had; in any case no longer than the current `heartbeat_timeout`.
 async fn answered<T>(
     within: Duration,
-    suspicion: &mut watch::Receiver<Suspicion>,
+    mut suspicion: watch::Receiver<Suspicion>,
     heartbeat_timeout: Option<&mut watch::Receiver<Duration>>,
     job: StoreFuture<'_, T>,
 ) -> Result<T, RequestError> {
@@ -298,7 +319,7 @@ async fn answered<T>(
         loop {
             tokio::select! {
                 () = sleep_until(sent_at + within) => return within,
-                limit = suspected(suspicion) => within = within.min(limit),
+                limit = suspected(&mut suspicion) => within = within.min(limit),
                 limit = changed(&mut heartbeat_timeout) => within = within.min(limit),
             }
         }
@@ -308,8 +329,6 @@ async fn answered<T>(
         answer = panics::caught_in(job) => answer,
         within = overdue => return Err(RequestError::NoAnswer { within }),
     };
-    // The connection is alive.
-    suspicion.mark_unchanged();
     match answer {
         Ok(answer) => answer.map_err(RequestError::Refused),
         Err(panic) => Err(RequestError::Panic(panic)),

@@ -1,0 +1,198 @@
+//! The connections of an executor when another server becomes the primary. Servers in memory.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+use crate::backend::memory::connection::MemoryBackend;
+use crate::backend::memory::server::MemoryServer;
+use crate::backend::{BoxFuture, IsWaiting, Names, SessionHolder, SessionLocks, Store, StoreFuture};
+use crate::name::LockName;
+use crate::operation::{Connect, ListHolders};
+
+/// A name that only the first server lists.
+const NAME: &str = "a";
+
+/// Two servers, of which connections are opened to the primary. The former primary keeps its
+/// connections, and answers reads.
+struct Servers {
+    servers: [MemoryBackend; 2],
+    primary: AtomicUsize,
+    /// Notified when a connection is about to be opened.
+    opens: Notify,
+    /// Has a permit while connections for work can be opened.
+    work: Semaphore,
+    /// Has a permit while connections for heartbeats can be opened.
+    heartbeats: Semaphore,
+}
+
+impl Servers {
+    fn new() -> Arc<Self> {
+        let servers = [MemoryServer::new(), MemoryServer::new()];
+        assert!(servers[0].refuse(&LockName::new(NAME).expect("a name")), "it is free");
+        Arc::new(Self {
+            servers: servers.map(MemoryBackend),
+            primary: AtomicUsize::new(0),
+            opens: Notify::new(),
+            work: Semaphore::new(1),
+            heartbeats: Semaphore::new(1),
+        })
+    }
+
+    fn primary(&self) -> &MemoryBackend {
+        &self.servers[self.primary.load(Ordering::SeqCst)]
+    }
+
+    /// Makes the second server the primary.
+    fn switch_over(&self) {
+        self.primary.store(1, Ordering::SeqCst);
+    }
+}
+
+impl Backend for Servers {
+    /// Chooses the server before the wait for a permit.
+    fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
+        Box::pin(async move {
+            let chosen = self.primary();
+            self.opens.notify_one();
+            drop(self.work.acquire().await.expect("it stays open"));
+            chosen.connect().await
+        })
+    }
+
+    /// Chooses the server after the wait for a permit.
+    fn connect_for_heartbeats(&self, _: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
+        Box::pin(async move {
+            self.opens.notify_one();
+            drop(self.heartbeats.acquire().await.expect("it stays open"));
+            self.primary().connect().await
+        })
+    }
+
+    fn clock(&self) -> Clock {
+        self.servers[0].clock()
+    }
+
+    fn max_connections_used(&self) -> usize {
+        self.servers[0].max_connections_used()
+    }
+
+    fn max_batch_len(&self) -> usize {
+        self.servers[0].max_batch_len()
+    }
+
+    fn address(&self) -> String {
+        self.servers[0].address()
+    }
+
+    fn migrate(&self) -> BoxFuture<'_, Result<()>> {
+        self.servers[0].migrate()
+    }
+
+    fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
+        self.servers[0].open_session_locks()
+    }
+
+    fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
+        self.servers[0].session_holders(name)
+    }
+}
+
+/// Loses its first connection, as a heartbeat does on a server that has become read-only.
+#[derive(Default)]
+struct LoseConnection(AtomicBool);
+
+impl Operation for LoseConnection {
+    type Output = ();
+
+    fn attempted(&self) -> &'static str {
+        "send a heartbeat"
+    }
+
+    fn run<'a>(&'a self, _: &'a mut dyn Store) -> StoreFuture<'a, ()> {
+        Box::pin(async {
+            if self.0.swap(true, Ordering::SeqCst) {
+                return Ok(());
+            }
+            Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()))
+        })
+    }
+}
+
+/// Is answered when the test allows it.
+#[derive(Clone, Default)]
+struct Slow {
+    sent: Arc<Notify>,
+    allowed: Arc<Notify>,
+}
+
+impl Operation for Slow {
+    type Output = ();
+
+    fn attempted(&self) -> &'static str {
+        "wait"
+    }
+
+    fn run<'a>(&'a self, _: &'a mut dyn Store) -> StoreFuture<'a, ()> {
+        Box::pin(async {
+            self.sent.notify_one();
+            self.allowed.notified().await;
+            Ok(())
+        })
+    }
+}
+
+/// Starts an executor with one connection for work.
+fn start(servers: &Arc<Servers>) -> Executor {
+    let executor = Executor::new(Arc::<Servers>::clone(servers), 1, Arc::default());
+    executor.start(|_| {});
+    executor
+}
+
+fn submit<O: Operation>(executor: &Executor, operation: O) -> oneshot::Receiver<Result<O::Output>> {
+    let (reply, answer) = oneshot::channel();
+    executor.submit(operation, |answer| drop(reply.send(answer.result)));
+    answer
+}
+
+fn submit_heartbeat<O: Operation>(executor: &Executor, operation: O) -> oneshot::Receiver<Result<O::Output>> {
+    let (reply, answer) = oneshot::channel();
+    executor.submit_heartbeat(operation, ANSWER_TIMEOUT, |answer| drop(reply.send(answer.result)));
+    answer
+}
+
+async fn answered<T>(answer: oneshot::Receiver<Result<T>>) -> T {
+    answer.await.expect("the executor answers").expect("the request succeeds")
+}
+
+#[tokio::test(start_paused = true)]
+async fn busy_connection_leaves_former_primary_after_its_answer() {
+    let servers = Servers::new();
+    let executor = start(&servers);
+    answered(submit_heartbeat(&executor, Connect)).await;
+    let slow = Slow::default();
+    let busy = submit(&executor, slow.clone());
+    slow.sent.notified().await;
+    servers.switch_over();
+    answered(submit_heartbeat(&executor, LoseConnection::default())).await;
+    let listed = submit(&executor, ListHolders(Names::WithPrefix(NAME.into())));
+    slow.allowed.notify_one();
+    answered(busy).await;
+    assert!(answered(listed).await.is_empty(), "the former primary was asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn connection_opened_during_switchover_is_not_used() {
+    let servers = Servers::new();
+    let executor = start(&servers);
+    answered(submit_heartbeat(&executor, Connect)).await;
+    servers.opens.notified().await;
+    servers.work.forget_permits(1);
+    let listed = submit(&executor, ListHolders(Names::WithPrefix(NAME.into())));
+    servers.opens.notified().await;
+    servers.switch_over();
+    answered(submit_heartbeat(&executor, LoseConnection::default())).await;
+    servers.work.add_permits(1);
+    assert!(answered(listed).await.is_empty(), "the former primary was asked");
+}
