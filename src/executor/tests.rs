@@ -7,7 +7,7 @@ use tokio::sync::{Notify, Semaphore};
 use super::*;
 use crate::backend::memory::connection::MemoryBackend;
 use crate::backend::memory::server::MemoryServer;
-use crate::backend::{BoxFuture, IsWaiting, Names, SessionHolder, SessionLocks, Store, StoreFuture};
+use crate::backend::{BoxFuture, IsWaiting, ListedHolder, Names, SessionHolder, SessionLocks, Store, StoreFuture};
 use crate::name::LockName;
 use crate::operation::{Connect, ListHolders};
 
@@ -166,6 +166,10 @@ async fn answered<T>(answer: oneshot::Receiver<Result<T>>) -> T {
     answer.await.expect("the executor answers").expect("the request succeeds")
 }
 
+async fn list(executor: &Executor) -> Vec<ListedHolder> {
+    answered(submit(executor, ListHolders(Names::WithPrefix(NAME.into())))).await
+}
+
 #[tokio::test(start_paused = true)]
 async fn busy_connection_leaves_former_primary_after_its_answer() {
     let servers = Servers::new();
@@ -195,4 +199,20 @@ async fn connection_opened_during_switchover_is_not_used() {
     answered(submit_heartbeat(&executor, LoseConnection::default())).await;
     servers.work.add_permits(1);
     assert!(answered(listed).await.is_empty(), "the former primary was asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn connection_older_than_the_heartbeats_is_not_used() {
+    let servers = Servers::new();
+    let executor = start(&servers);
+    answered(submit_heartbeat(&executor, Connect)).await;
+    servers.opens.notified().await;
+    servers.heartbeats.forget_permits(1);
+    let beat = submit_heartbeat(&executor, LoseConnection::default());
+    servers.opens.notified().await;
+    assert_eq!(list(&executor).await.len(), 1, "the first server is the primary");
+    servers.switch_over();
+    servers.heartbeats.add_permits(1);
+    answered(beat).await;
+    assert!(list(&executor).await.is_empty(), "the former primary was asked");
 }

@@ -219,6 +219,10 @@ impl Worker {
             self.connection = Some(Connection { store, _open: self.queue.count_open() });
             self.is_listener_lost = false;
             if std::mem::take(&mut self.has_lost) {
+                if let Some(suspects) = &self.suspects {
+                    // A connection that was opened in the meantime may lead to another server.
+                    self.suspect(suspects, ANSWER_TIMEOUT);
+                }
                 self.publisher.publish(&Event::Reconnected);
                 // A subscriber of the application that panics does not end the worker.
                 let _ = panics::caught(|| tracing::info!("reconnected to the database"));
