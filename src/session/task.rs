@@ -61,7 +61,7 @@ impl SessionTask {
 
     pub(super) async fn run(mut self, mut inbox: UnboundedReceiver<Message>) {
         loop {
-            if self.names.values().all(|state| state.holders == Holders::None) {
+            if !self.drains.is_empty() && self.names.values().all(|state| state.holders == Holders::None) {
                 for drained in self.drains.drain(..) {
                     let _ = drained.send(());
                 }
@@ -97,7 +97,8 @@ impl SessionTask {
                 }
                 None => return self.close(LossCause::Disconnected).await,
             }
-            // A full inbox must not delay due names, nor the proof that the connection is alive.
+            // A full inbox must not delay due names, nor the proof that the connection is alive. One
+            // name follows each message: many contended names must not delay messages either.
             // During an outage without a connection, an attempt for a name takes seconds and a
             // message almost no time, so messages come first.
             let may_run = self.outage.is_none() || self.connection.is_some() || inbox.is_empty();
@@ -113,20 +114,15 @@ impl SessionTask {
         [name, connection].into_iter().flatten().min()
     }
 
+    /// Proves that the connection is alive if that is due, and asks for the name that is due first.
     async fn run_due(&mut self) {
         if self.connection.as_ref().is_some_and(|connection| connection.due() <= Instant::now()) {
             self.maintain_connection().await;
         }
-        // Names that become due in the meantime wait for the next pass.
-        let now = Instant::now();
-        let due: Vec<LockName> =
-            self.schedule.iter().take_while(|(due, _)| *due <= now).map(|(_, name)| name.clone()).collect();
-        for name in due {
+        if let Some((due, name)) = self.schedule.first().cloned()
+            && due <= Instant::now()
+        {
             self.grant_waiters(&name).await;
-            if self.outage.is_some() {
-                // Messages come first. The other names stay due.
-                return;
-            }
         }
     }
 

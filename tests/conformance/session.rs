@@ -172,6 +172,43 @@ async fn remote_release_admits_the_waiter() {
     next.release().await.expect("ours to the end");
 }
 
+/// A round of requests for all contended names takes longer than a try may take.
+#[tokio::test]
+async fn try_is_answered_while_many_names_are_contended() {
+    const DELAY: Duration = Duration::from_millis(100);
+    const NAMES: usize = 200;
+    let db = empty().await;
+    if DATABASE == Database::Sqlite {
+        // A file answers at once.
+        return comes_free(&db.locks().await, "a").await;
+    }
+    let (proxy, url) = behind_a_proxy(&db.url);
+    let (ours, theirs) = (builder(connect(&url, 1).await).build(), db.locks().await);
+    let mut held = Vec::new();
+    for i in 0..NAMES {
+        held.push(hold(&theirs, &format!("name/{i}")).await);
+    }
+    let own = hold(&ours, "own").await;
+    let mut waiting = JoinSet::new();
+    for i in 0..NAMES {
+        waiting.spawn(ours.session(format!("name/{i}")).acquire());
+    }
+    tokio::task::yield_now().await;
+    // The answer to the last request: the others wait.
+    assert!(is_free(&ours, "a").await);
+    proxy.delay_replies(DELAY);
+    for _ in 0..2 {
+        // A try without an answer fails after 10 s.
+        assert!(is_free(&ours, "a").await);
+    }
+    own.release().await.expect("ours to the end");
+    proxy.pass();
+    drop(held);
+    for lock in soon("their turns", waiting.join_all()).await {
+        lock.expect("acquire").release().await.expect("ours to the end");
+    }
+}
+
 #[tokio::test]
 async fn wait_times_out_at_its_limit() {
     let db = empty().await;
