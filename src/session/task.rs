@@ -216,9 +216,10 @@ impl SessionTask {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if state.waiters.front().is_some_and(|first| first.is_try) {
-            let first = state.waiters.pop_front();
-            let _ = first.map(|first| first.reply.send(Ok(None)));
+        if state.waiters.front().is_some_and(|first| first.is_try)
+            && let Some(first) = state.waiters.pop_front()
+        {
+            let _ = first.reply.send(Ok(None));
         }
         for waiter in &state.waiters {
             waiter.is_contended.store(true, Ordering::Release);
