@@ -19,7 +19,8 @@ use crate::lease::run::while_held;
 use crate::name::LockName;
 
 /// How long a try waits for the database: long enough to give up a connection and fail to open
-/// another.
+/// another, so that the error has the reason. A try of a lease may end earlier, because its error
+/// has the reason of the last lost connection.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The operation of a request, for errors.
@@ -107,8 +108,9 @@ impl SessionRequest {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), but never a timeout, and [`Error::Unavailable`] as soon as no
-    /// connection can be opened. [`wait`](Self::wait) has no effect.
+    /// As [`acquire`](Self::acquire), but never a timeout: [`wait`](Self::wait) has no effect.
+    /// [`Error::Unavailable`] as soon as no connection can be opened; a database that does not
+    /// answer is [`Error::Unavailable`] after 10 seconds at most.
     ///
     /// # Cancel safety
     ///
