@@ -261,7 +261,7 @@ async fn short_lease_survives_the_silence_of_one_of_two_servers() {
 }
 
 /// As [`behind_a_proxy`], without TLS, so that the proxy can read the bytes.
-pub(super) fn behind_a_reading_proxy(url: &str) -> (Proxy, String) {
+pub(crate) fn behind_a_reading_proxy(url: &str) -> (Proxy, String) {
     let (proxy, url) = behind_a_proxy(url);
     let plain = if DATABASE == Database::Postgres { "sslmode=disable" } else { "ssl-mode=DISABLED" };
     (proxy, format!("{url}{}{plain}", if url.contains('?') { '&' } else { '?' }))

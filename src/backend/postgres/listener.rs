@@ -4,6 +4,10 @@
 //! would stay with a session of other clients. So a connection listens only if its session has a
 //! setting that only the startup packet of this connection can have made. Every heartbeat checks
 //! that setting before it marks the client as listening.
+//!
+//! The first connection is plain, because a listener hides why it cannot connect. No heartbeat can
+//! be sent while the listener replaces the plain connection, so this takes as few round trips as
+//! possible: the next heartbeat must be answered in time on a slow network, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +33,9 @@ pub(super) use mark;
 /// A connection. The heartbeat's connection may begin to listen.
 pub(super) enum StoreConnection {
     Plain(PgConnection),
-    /// A connection that listens is about to replace the plain one.
+    /// A connection that can listen is about to replace the plain one.
     Upgrading(BoxFuture<'static, Result<Self, sqlx::Error>>),
-    Listening(Listener),
+    Listener(Listener),
     /// The connection is closed or lost.
     Lost,
 }
@@ -46,12 +50,22 @@ pub(super) struct Upgrade {
     pub(super) client: Option<ClientId>,
 }
 
-/// A connection that listens.
+/// A connection that can listen.
 pub(super) struct Listener {
     listener: PgListener,
     /// The listener keeps its connection in a pool of one.
     pool: PgPool,
     mark: String,
+    state: ListenerState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ListenerState {
+    /// Nothing is known about the session yet.
+    Connected,
+    Listening,
+    /// The session may be shared, and must not listen.
+    Shared,
 }
 
 impl StoreConnection {
@@ -65,7 +79,10 @@ impl StoreConnection {
         self.finish_upgrade().await?;
         match self {
             Self::Plain(connection) => Ok((connection, None)),
-            Self::Listening(Listener { listener, mark, .. }) => Ok((listener.acquire().await?, Some(mark))),
+            Self::Listener(Listener { listener, mark, state, .. }) => {
+                let mark = (*state == ListenerState::Listening).then_some(mark.as_str());
+                Ok((listener.acquire().await?, mark))
+            }
             Self::Upgrading(_) | Self::Lost => Err(lost_connection()),
         }
     }
@@ -73,27 +90,43 @@ impl StoreConnection {
     /// Waits for the next grant. A plain connection begins to listen after its first answered
     /// heartbeat.
     ///
-    /// If the future is dropped meanwhile, the next statement waits until the connection listens.
+    /// If the future is dropped meanwhile, the next statement waits until the plain connection is
+    /// replaced, and interrupts all other steps.
     pub(super) async fn notified(&mut self, upgrade: &Upgrade) -> Result<Notification, sqlx::Error> {
-        if let Some(client) = upgrade.client.filter(|_| upgrade.can_listen.load(Ordering::Relaxed)) {
-            *self = match std::mem::replace(self, Self::Lost) {
-                Self::Plain(plain) => Self::Upgrading(Box::pin(upgrade.clone().listen(plain, client))),
-                other => other,
-            };
+        let notified = self.next_notification(upgrade).await;
+        if notified.is_err() {
+            // A listener would open another connection, on which the heartbeat would not notice the
+            // interruption.
+            *self = Self::Lost;
         }
-        self.finish_upgrade().await?;
-        let Self::Listening(Listener { listener, .. }) = self else {
+        notified
+    }
+
+    async fn next_notification(&mut self, upgrade: &Upgrade) -> Result<Notification, sqlx::Error> {
+        let Some(client) = upgrade.client else {
             return std::future::pending().await;
         };
-        match listener.try_recv().await {
-            Ok(Some(notification)) => Ok(Notification::Name(notification.payload().to_owned())),
-            failed => {
-                // The listener would open another connection, on which the heartbeat would not
-                // notice the interruption.
-                *self = Self::Lost;
-                Err(failed.err().unwrap_or_else(lost_connection))
+        if let Self::Plain(plain) = self
+            && upgrade.can_listen.load(Ordering::Relaxed)
+        {
+            let server = started_at(plain).await?;
+            if let Self::Plain(plain) = std::mem::replace(self, Self::Lost) {
+                *self = Self::Upgrading(Box::pin(upgrade.clone().replace(plain, server)));
             }
         }
+        self.finish_upgrade().await?;
+        let Self::Listener(listener) = self else {
+            return std::future::pending().await;
+        };
+        if listener.state == ListenerState::Connected {
+            listener.listen(client).await?;
+        }
+        if listener.state == ListenerState::Shared {
+            upgrade.can_listen.store(false, Ordering::Relaxed);
+            return std::future::pending().await;
+        }
+        let notification = listener.listener.try_recv().await?.ok_or_else(lost_connection)?;
+        Ok(Notification::Name(notification.payload().to_owned()))
     }
 
     async fn finish_upgrade(&mut self) -> Result<(), sqlx::Error> {
@@ -108,7 +141,7 @@ impl StoreConnection {
     pub(super) async fn close(self) -> Result<(), sqlx::Error> {
         match self {
             Self::Plain(connection) => connection.close().await,
-            Self::Listening(Listener { listener, pool, .. }) => {
+            Self::Listener(Listener { listener, pool, .. }) => {
                 drop(listener);
                 pool.close().await;
                 Ok(())
@@ -119,13 +152,12 @@ impl StoreConnection {
 }
 
 impl Upgrade {
-    /// Replaces a plain connection by one that listens, if its session is not shared. Closes the
-    /// plain connection first, and fails if the new one reaches another server.
-    async fn listen(self, mut plain: PgConnection, client: ClientId) -> Result<StoreConnection, sqlx::Error> {
-        let server = started_at(&mut plain).await?;
+    /// Replaces a plain connection by one that can listen. Closes the plain connection first, and
+    /// fails if the new one does not reach the server that was started at `server`.
+    async fn replace(self, plain: PgConnection, server: i64) -> Result<StoreConnection, sqlx::Error> {
         plain.close().await?;
-        let mut replacement = match Listener::connect(&self.options, client).await? {
-            Some(listener) => StoreConnection::Listening(listener),
+        let mut replacement = match Listener::connect(&self.options).await? {
+            Some(listener) => StoreConnection::Listener(listener),
             None => {
                 self.can_listen.store(false, Ordering::Relaxed);
                 StoreConnection::Plain(self.options.connect().await?)
@@ -147,9 +179,8 @@ const LISTENS: &str = concat!("
 UPDATE sqlock_client SET listens = true WHERE id = $1 AND ", mark!(), " = $2");
 
 impl Listener {
-    /// Opens a connection that listens for the grants of a client. `None`: its session may be
-    /// shared.
-    async fn connect(options: &PgConnectOptions, client: ClientId) -> Result<Option<Self>, sqlx::Error> {
+    /// Opens a connection that can listen. `None`: a pooler refuses it.
+    async fn connect(options: &PgConnectOptions) -> Result<Option<Self>, sqlx::Error> {
         let mark = Uuid::new_v4().simple().to_string();
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -163,20 +194,25 @@ impl Listener {
             Err(sqlx::Error::Database(error)) if !is_temporary(&*error) => return Ok(None),
             other => other?,
         };
-        if !sqlx::query_scalar(IS_MARKED).bind(&mark).fetch_one(&mut listener).await? {
-            drop(listener);
-            pool.close().await;
-            return Ok(None);
-        }
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
-        listener.listen(&format!("sqlock_{client}")).await?;
-        // If the update fails, the next heartbeat marks the client.
-        let noted = sqlx::query(LISTENS).bind(client.to_string()).bind(&mark).execute(&mut listener).await;
-        if let Err(error @ sqlx::Error::Io(_)) = noted {
-            return Err(error);
+        Ok(Some(Self { listener, pool, mark, state: ListenerState::Connected }))
+    }
+
+    /// Begins to listen for the grants of a client, unless the session may be shared.
+    async fn listen(&mut self, client: ClientId) -> Result<(), sqlx::Error> {
+        if !sqlx::query_scalar(IS_MARKED).bind(&self.mark).fetch_one(&mut self.listener).await? {
+            self.state = ListenerState::Shared;
+            return Ok(());
         }
-        Ok(Some(Self { listener, pool, mark }))
+        self.listener.listen(&format!("sqlock_{client}")).await?;
+        self.state = ListenerState::Listening;
+        // If the update fails, the next heartbeat marks the client.
+        let noted = sqlx::query(LISTENS).bind(client.to_string()).bind(&self.mark).execute(&mut self.listener).await;
+        match noted {
+            Err(error @ sqlx::Error::Io(_)) => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 
