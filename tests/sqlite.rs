@@ -3,6 +3,8 @@
 
 #[path = "conformance/mod.rs"]
 mod conformance;
+#[path = "sqlite/file.rs"]
+mod file;
 #[path = "support/mod.rs"]
 mod support;
 

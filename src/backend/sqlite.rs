@@ -13,6 +13,7 @@ mod change;
 #[allow(clippy::expect_used, clippy::panic, reason = "tests")]
 mod differential;
 mod fence;
+mod file;
 mod heartbeat;
 mod listener;
 mod note;
@@ -34,6 +35,7 @@ use sqlx::{ConnectOptions, Connection, Executor as _, Row as _, Sqlite, SqliteCo
 use sqlx_core::transaction::{TransactionManager as _, begin_ansi_transaction_sql};
 use tokio::time::timeout;
 
+use self::file::DatabaseFile;
 use self::listener::Listener;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
@@ -62,13 +64,28 @@ impl SqliteBackend {
 
     /// Opens a connection to the file, or borrows those of the pool for a database in memory.
     async fn connect_store(&self) -> Result<SqliteStore, sqlx::Error> {
-        let options = (*self.options).clone().busy_timeout(BUSY_TIMEOUT);
-        let mut own = options.disable_statement_logging().connect().await?;
-        if is_in_memory(&mut own).await? {
+        let options = (*self.options).clone().busy_timeout(BUSY_TIMEOUT).disable_statement_logging();
+        let named = || DatabaseFile::named(self.options.get_filename());
+        let mut before = named();
+        loop {
+            let mut own = options.connect().await?;
+            let path = file_of(&mut own).await?;
+            if path.is_empty() {
+                own.close().await?;
+                return Ok(SqliteStore { connection: StoreConnection::Pooled(self.pool.clone()), listener: None });
+            }
+            let mut file = named();
+            if !file.exists() {
+                // The name may be a URI, which SQLite resolves.
+                file = DatabaseFile::at(path.into());
+            }
+            if file == before {
+                return Ok(SqliteStore { connection: StoreConnection::Dedicated(own, file), listener: None });
+            }
+            // The file was created or replaced: which one the connection has open is unknown.
             own.close().await?;
-            return Ok(SqliteStore { connection: StoreConnection::Pooled(self.pool.clone()), listener: None });
+            before = file;
         }
-        Ok(SqliteStore { connection: StoreConnection::Dedicated(own), listener: None })
     }
 }
 
@@ -92,7 +109,7 @@ impl Backend for SqliteBackend {
     fn connect_for_heartbeats(&self, is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let mut store = self.connect_store().await?;
-            if let StoreConnection::Dedicated(own) = &mut store.connection {
+            if let StoreConnection::Dedicated(own, _) = &mut store.connection {
                 own.execute(heartbeat::SHORT_BUSY_TIMEOUT).await?;
                 store.listener = Some(Listener::new(is_waiting));
             }
@@ -188,7 +205,7 @@ struct SqliteStore {
 /// A connection to a file. For a database in memory, the caller's pool, which lends a connection
 /// for each operation.
 enum StoreConnection {
-    Dedicated(SqliteConnection),
+    Dedicated(SqliteConnection, DatabaseFile),
     Pooled(SqlitePool),
 }
 
@@ -219,10 +236,14 @@ impl DerefMut for BorrowedConnection<'_> {
 }
 
 impl SqliteStore {
-    /// Returns the connection. A pool must lend one within [`ACQUIRE_TIMEOUT`].
+    /// Returns the connection, unless another file has replaced the one that it has open. A pool
+    /// must lend a connection within [`ACQUIRE_TIMEOUT`].
     async fn conn(&mut self) -> Result<BorrowedConnection<'_>, sqlx::Error> {
         Ok(match &mut self.connection {
-            StoreConnection::Dedicated(conn) => BorrowedConnection::Dedicated(conn),
+            StoreConnection::Dedicated(conn, file) => {
+                file.check()?;
+                BorrowedConnection::Dedicated(conn)
+            }
             StoreConnection::Pooled(pool) => BorrowedConnection::Pooled(acquire_from(pool).await?),
         })
     }
@@ -245,7 +266,7 @@ impl LeaseStore for SqliteStore {
     fn notified(&mut self) -> StoreFuture<'_, Notification> {
         Box::pin(async move {
             match (&mut self.connection, &mut self.listener) {
-                (StoreConnection::Dedicated(conn), Some(listener)) => {
+                (StoreConnection::Dedicated(conn, _), Some(listener)) => {
                     listener.notified(conn).await.map(|()| Notification::AnyName)
                 }
                 _ => std::future::pending().await,
@@ -302,7 +323,7 @@ impl Store for SqliteStore {
     fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
         Box::pin(async move {
             match self.connection {
-                StoreConnection::Dedicated(conn) => conn.close().await,
+                StoreConnection::Dedicated(conn, _) => conn.close().await,
                 StoreConnection::Pooled(_) => Ok(()),
             }
         })
