@@ -98,6 +98,8 @@ impl AccessError {
     #[cfg(feature = "sqlite")]
     fn from_sqlite(code: u32) -> Option<Self> {
         match code & 0xff {
+            // READONLY_DBMOVED: a new connection opens the file that is at the path now.
+            8 if code == 1032 => None,
             // PERM, READONLY.
             3 | 8 => Some(Self::NoRight),
             // CANTOPEN, NOTADB.
@@ -149,10 +151,11 @@ pub(crate) fn file_error(error: std::io::Error) -> sqlx::Error {
     })
 }
 
-#[cfg(all(test, feature = "postgres"))]
+#[cfg(all(test, any(feature = "postgres", feature = "sqlite")))]
 mod tests {
     use super::*;
 
+    #[cfg(feature = "postgres")]
     #[test]
     fn pooler_refusals_differ_from_lost_connections() {
         let of = AccessError::from_postgres;
@@ -161,5 +164,15 @@ mod tests {
         assert_eq!(of("08P01", "server conn crashed?"), None);
         assert_eq!(of("26000", "prepared statement \"sqlx_s_1\" does not exist"), Some(AccessError::Pooler));
         assert_eq!(of("57P03", "the database system is starting up"), None);
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn moved_file_is_no_missing_right() {
+        // READONLY, READONLY_DIRECTORY.
+        for code in [8, 1544] {
+            assert_eq!(AccessError::from_sqlite(code), Some(AccessError::NoRight), "{code}");
+        }
+        assert_eq!(AccessError::from_sqlite(1032), None);
     }
 }

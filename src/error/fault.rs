@@ -144,6 +144,8 @@ impl Fault {
         match code.parse::<u32>().unwrap_or_default() {
             // The low byte is the primary code: BUSY and LOCKED with all their kinds.
             c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
+            // READONLY_DBMOVED: the file at the path is another one than the connection has open.
+            1032 => Self::Severed,
             // CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE.
             1555 | 2067 => Self::Race,
             1 if message.starts_with("no such table") => Self::NoTable,
@@ -216,14 +218,22 @@ pub(super) fn is_sqlite_busy(error: &sqlx::Error) -> bool {
     return false;
 }
 
-#[cfg(all(test, feature = "mysql"))]
+#[cfg(all(test, any(feature = "mysql", feature = "sqlite")))]
 mod tests {
     use super::*;
 
+    #[cfg(feature = "mysql")]
     #[test]
     fn every_kind_of_read_only_server_is_read_only() {
         for number in [1290, 1792, 1836, 1874] {
             assert_eq!(Fault::from_mysql(number), Fault::ReadOnly, "{number}");
         }
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn moved_sqlite_file_severs_the_connection() {
+        let moved = Fault::from_sqlite("1032", "attempt to write a readonly database");
+        assert_eq!(moved, Fault::Severed);
     }
 }
