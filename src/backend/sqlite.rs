@@ -236,16 +236,20 @@ impl DerefMut for BorrowedConnection<'_> {
 }
 
 impl SqliteStore {
-    /// Returns the connection, unless another file has replaced the one that it has open. A pool
-    /// must lend a connection within [`ACQUIRE_TIMEOUT`].
+    /// Returns the connection without an open transaction, unless another file has replaced the one
+    /// that it has open. A pool must lend a connection within [`ACQUIRE_TIMEOUT`].
     async fn conn(&mut self) -> Result<BorrowedConnection<'_>, sqlx::Error> {
-        Ok(match &mut self.connection {
+        let mut conn = match &mut self.connection {
             StoreConnection::Dedicated(conn, file) => {
                 file.check()?;
                 BorrowedConnection::Dedicated(conn)
             }
             StoreConnection::Pooled(pool) => BorrowedConnection::Pooled(acquire_from(pool).await?),
-        })
+        };
+        if SqliteTransactionManager::get_transaction_depth(&conn) > 0 {
+            reset(&mut conn).await?;
+        }
+        Ok(conn)
     }
 }
 
@@ -334,14 +338,7 @@ impl Store for SqliteStore {
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
 async fn acquire_from(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
-    let acquired = async {
-        let mut conn = pool.acquire().await?;
-        if SqliteTransactionManager::get_transaction_depth(&conn) > 0 {
-            reset(&mut conn).await?;
-        }
-        Ok(conn)
-    };
-    timeout(ACQUIRE_TIMEOUT, acquired).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    timeout(ACQUIRE_TIMEOUT, pool.acquire()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 impl super::Database for Sqlite {}

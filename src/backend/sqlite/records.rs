@@ -61,3 +61,42 @@ impl SqliteStore {
         Ok(found)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use sqlx::Executor as _;
+
+    use super::super::differential::open;
+    use super::super::{DatabaseFile, StoreConnection};
+    use super::*;
+    use crate::backend::records::ResolveRequest;
+
+    const TABLES: &str = include_str!("../../../migrations/sqlite/0002_idem.sql");
+
+    const RECORD: &str = "
+INSERT INTO sqlock_idem VALUES ('id', '', '', 'key', x'', 'unknown', 7, 1, 0, 0, NULL, NULL, 0, 0)";
+
+    /// The trigger ends the transaction as a full disk does.
+    const REJECT: &str = "
+CREATE TRIGGER reject BEFORE UPDATE ON sqlock_idem BEGIN SELECT RAISE(ROLLBACK, 'rejected'); END";
+
+    #[tokio::test]
+    async fn resolve_succeeds_after_sqlite_ended_its_transaction() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("store.db");
+        let mut conn = open(&path).await;
+        for sql in [TABLES, RECORD, REJECT] {
+            sqlx::raw_sql(sql).execute(&mut conn).await.expect("a record and a trigger");
+        }
+        let connection = StoreConnection::Dedicated(conn, DatabaseFile::named(&path));
+        let mut store = SqliteStore { connection, listener: None };
+        let (id, by, note) = ("id".into(), "operator".into(), String::new());
+        let command = RecordCommand::Resolve(ResolveRequest { id, token: 7, result: Some(Vec::new()), by, note });
+        assert!(store.execute_command(&command).await.is_err(), "rejected");
+        let mut conn = store.conn().await.expect("the connection");
+        conn.execute("DROP TRIGGER reject").await.expect("no trigger");
+        drop(conn);
+        assert_eq!(store.execute_command(&command).await.expect("resolved").changed, 1);
+    }
+}
