@@ -16,7 +16,7 @@ use sqlx::{ConnectOptions, Connection as _};
 use sqlx::{Database, Pool, SqlStr};
 use tokio::time::Instant;
 
-use crate::error::{AccessError, Error, Fault, Result};
+use crate::error::{Error, Fault, Result};
 
 /// The table in which sqlx records the applied migrations of this crate.
 const HISTORY: &str = "_sqlock_migrations";
@@ -220,11 +220,7 @@ where
 
 /// Makes the error of a connection for the migration that could not be opened.
 pub(crate) fn connect_error(error: sqlx::Error) -> Error {
-    let attempted = "connect for the migration";
-    if AccessError::from_error(&error).is_some() {
-        return Error::from_sqlx(attempted, error);
-    }
-    Error::Unavailable { attempted, reason: crate::error::reason(&error), source: Some(error) }
+    Error::from_connect("connect for the migration", error)
 }
 
 fn into_error(error: MigrateError) -> Error {

@@ -42,6 +42,20 @@ impl AccessError {
         }
     }
 
+    /// Classifies the error of a connection that could not be opened. `None`: the error has another
+    /// cause, or is temporary.
+    pub(crate) fn from_connect(error: &sqlx::Error) -> Option<Self> {
+        // CANTOPEN. On an open connection, SQLite cannot open a journal at the moment.
+        #[cfg(feature = "sqlite")]
+        if let sqlx::Error::Database(error) = error
+            && let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>()
+            && sqlite_code(error) & 0xff == 14
+        {
+            return Some(Self::NoDatabase);
+        }
+        Self::from_error(error)
+    }
+
     pub(crate) fn from_database(error: &dyn DatabaseError) -> Option<Self> {
         #[cfg(feature = "postgres")]
         if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
@@ -53,7 +67,7 @@ impl AccessError {
         }
         #[cfg(feature = "sqlite")]
         if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
-            return Self::from_sqlite(error.code().and_then(|code| code.parse().ok()).unwrap_or_default());
+            return Self::from_sqlite(sqlite_code(error));
         }
         let _ = error;
         None
@@ -102,11 +116,16 @@ impl AccessError {
             8 if code == 1032 => None,
             // PERM, READONLY.
             3 | 8 => Some(Self::NoRight),
-            // CANTOPEN, NOTADB.
-            14 | 26 => Some(Self::NoDatabase),
+            // NOTADB.
+            26 => Some(Self::NoDatabase),
             _ => None,
         }
     }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_code(error: &sqlx::sqlite::SqliteError) -> u32 {
+    error.code().and_then(|code| code.parse().ok()).unwrap_or_default()
 }
 
 /// Whether rustls has refused the certificate of the server. An interrupted handshake is another

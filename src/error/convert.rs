@@ -26,9 +26,19 @@ impl Error {
         }
     }
 
+    /// Makes the error of a connection that could not be opened.
+    pub(crate) fn from_connect(attempted: &'static str, source: sqlx::Error) -> Self {
+        match AccessError::from_connect(&source) {
+            Some(cause) => Self::Access { attempted, cause, source },
+            None => Self::Unavailable { attempted, reason: reason(&source), source: Some(source) },
+        }
+    }
+
     /// Makes the error of a statement on the caller's own tables or connection.
     pub(crate) fn from_caller(attempted: &'static str, source: sqlx::Error) -> Self {
         match Fault::from_error(&source) {
+            // The caller's pool may have opened a connection for the statement.
+            _ if AccessError::from_connect(&source).is_some() => Self::Database { attempted, source },
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
             Fault::Severed | Fault::Exhausted => {
                 Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
@@ -58,5 +68,35 @@ impl From<Error> for sqlx::Error {
             Error::PoolExhausted { .. } => Self::PoolTimedOut,
             error => Self::AnyDriverError(Box::new(error)),
         }
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use sqlx::sqlite::SqliteConnectOptions;
+    use sqlx::{ConnectOptions as _, Connection as _, Executor as _, SqliteConnection};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn full_disk_of_sqlite_is_an_outage() {
+        let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("a database in memory");
+        conn.execute("PRAGMA max_page_count = 1").await.expect("the setting");
+        let fill = "CREATE TABLE ballast AS SELECT randomblob(1000000) AS bytes";
+        let error = Error::from_sqlx("acquire", conn.execute(fill).await.expect_err("no space"));
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn missing_file_of_sqlite_is_no_outage() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let missing = SqliteConnectOptions::new().filename(directory.path().join("missing.db"));
+        for make in [Error::from_connect, Error::from_caller] {
+            let error = make("acquire", missing.connect().await.expect_err("no file"));
+            assert!(!error.is_retryable(), "{error}");
+        }
+        let error = Error::from_connect("acquire", missing.connect().await.expect_err("no file"));
+        assert!(matches!(error, Error::Access { cause: AccessError::NoDatabase, .. }), "{error}");
     }
 }

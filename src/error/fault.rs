@@ -9,7 +9,8 @@ use super::access::{AccessError, Unusable};
 pub(crate) enum Fault {
     /// The connection is lost. The statement may have taken effect.
     Severed,
-    /// The server or the pool has no free connection.
+    /// The server or the pool has no free connection, or the system has no disk space or no file
+    /// descriptor for SQLite. Nothing was done.
     Exhausted,
     /// The statement was rolled back because of concurrent transactions. It may be sent again in a
     /// new transaction.
@@ -146,6 +147,8 @@ impl Fault {
             c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
             // READONLY_DBMOVED: the file at the path is another one than the connection has open.
             1032 => Self::Severed,
+            // FULL, CANTOPEN: the file is open, so a journal cannot be opened.
+            c if matches!(c & 0xff, 13 | 14) => Self::Exhausted,
             // CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE.
             1555 | 2067 => Self::Race,
             1 if message.starts_with("no such table") => Self::NoTable,

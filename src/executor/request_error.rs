@@ -28,6 +28,7 @@ impl RequestError {
             Self::NoAnswer { .. } | Self::Unconnected(None) => Fault::Severed,
             Self::Unconnected(Some(error)) => match Fault::from_error(error) {
                 Fault::Final => Fault::Final,
+                _ if AccessError::from_connect(error).is_some() => Fault::Final,
                 _ => Fault::Severed,
             },
             Self::Panic(_) => Fault::Final,
@@ -60,10 +61,8 @@ impl RequestError {
             }
             Self::Refused(error) => Error::from_sqlx(attempted, error),
             Self::NoAnswer { .. } => Error::Unavailable { attempted, reason, source: None },
-            Self::Unconnected(Some(error)) if AccessError::from_error(&error).is_some() => {
-                Error::from_sqlx(attempted, error)
-            }
-            Self::Unconnected(source) => Error::Unavailable { attempted, reason, source },
+            Self::Unconnected(Some(error)) => Error::from_connect(attempted, error),
+            Self::Unconnected(None) => Error::Unavailable { attempted, reason, source: None },
             Self::Panic(_) => Error::Database { attempted, source: sqlx::Error::Protocol(reason) },
         }
     }

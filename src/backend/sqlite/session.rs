@@ -36,7 +36,7 @@ pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Sessi
 }
 
 fn not_found(error: sqlx::Error) -> Error {
-    Error::from_sqlx("find the directory of session locks", error)
+    Error::from_connect("find the directory of session locks", error)
 }
 
 /// Reads which processes have locked the file of a name.
