@@ -220,6 +220,18 @@ async fn lease_that_was_just_handed_over_expires() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lease_expires_despite_heartbeat_under_way() {
+    let memory = Memory::new();
+    memory.delay(Duration::from_millis(100));
+    let lease = memory.locks().lease("a").ttl(TTL).acquire().await.expect("acquire");
+    // The first heartbeat was sent 1 second after the request, 50 ms ago.
+    sleep(Duration::from_millis(950)).await;
+    assert_eq!(memory.expire("a").expect("a name"), 1);
+    let lost = timeout(Duration::from_secs(40), lease.lost()).await;
+    assert_eq!(lost.expect("the lease expires"), LossCause::Expired);
+}
+
+#[tokio::test(start_paused = true)]
 async fn expiries_of_one_client_last_as_long_as_the_longest() {
     let memory = Memory::new();
     let locks = memory.locks();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio::time::{sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Entry;
 use super::server::{MemoryServer, State};
@@ -17,7 +17,7 @@ use crate::backend::{
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, ClientId, EntryState, Holder, Mode, Request, Response};
+use crate::protocol::{AcquisitionId, EntryState, Holder, Mode, Request, Response};
 use crate::token::FencingToken;
 
 /// A backend whose connections lead to a [`MemoryServer`].
@@ -101,22 +101,25 @@ impl MemoryConnection {
         Ok(())
     }
 
-    /// Waits until a client is no longer cut off.
-    async fn cut_off(&self, client: ClientId) {
-        let until = self.server.state().cut_off.get(&client).copied();
-        if let Some(until) = until {
-            sleep_until(until).await;
-        }
+    /// Returns until when the client of a heartbeat is cut off. `None`: it is not cut off.
+    fn cut_off_until(&self, request: &Request) -> Option<Instant> {
+        let (Request::Register { client } | Request::Beat { client }) = request else {
+            return None;
+        };
+        let until = self.server.state().cut_off.get(client).copied();
+        until.filter(|until| Instant::now() < *until)
     }
 }
 
 impl LeaseStore for MemoryConnection {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
-            if let Request::Register { client } | Request::Beat { client } = request {
-                self.cut_off(*client).await;
-            }
             self.reach().await?;
+            // After the delay: a heartbeat that is under way does not take effect either.
+            while let Some(until) = self.cut_off_until(request) {
+                sleep_until(until).await;
+                self.check()?;
+            }
             let now = self.server.now();
             let response = self.server.state().execute(now, request);
             response.ok_or_else(|| refused("a row is locked"))
