@@ -84,7 +84,8 @@
 //!
 //! As when the process was stopped, or cut off, for longer than the TTL. Another client then takes
 //! the name over, with a greater token. The holder knows first: for a moment a try is still
-//! refused. Wait with [`acquire`](crate::LeaseRequest::acquire), or sleep a second before the try.
+//! refused. Wait with [`acquire`](crate::LeaseRequest::acquire), or sleep a second and a fiftieth of
+//! the TTL before the try.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
