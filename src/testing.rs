@@ -78,8 +78,9 @@ impl Memory {
 
     /// Evicts every holder of the name. Each loses its lease with its next heartbeat, within a
     /// second, by [`LossCause::Superseded`](crate::LossCause::Superseded); the holder of a lease
-    /// without renewal learns of the eviction from its release. Returns the number of evicted
-    /// holders.
+    /// without renewal learns of the eviction from its release. A lease that was released and
+    /// blocks the name for the rest of its [`hold_at_least`](crate::LeaseRequest::hold_at_least) is
+    /// evicted as well, as by [`Locks::evict`]. Returns the number of evicted holders.
     ///
     /// # Errors
     ///

@@ -163,6 +163,22 @@ async fn evicted_holder_learns_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn released_lease_that_blocks_its_name_is_evicted() {
+    let memory = Memory::new();
+    let locks = memory.locks();
+    for request in [locks.lease("a"), locks.lease("a").shared()] {
+        let request = request.ttl(TTL).hold_at_least(TTL);
+        request.clone().acquire().await.expect("acquire").release().await.expect("held to the end");
+        assert!(!memory.refuse("a").expect("a name"), "the name is kept");
+        assert_eq!(memory.evict("a").expect("a name"), 1);
+        assert_eq!(memory.evict("a").expect("a name"), 0, "nobody holds it");
+        request.acquire().await.expect("acquire").release().await.expect("held to the end");
+        sleep(TTL * 2).await;
+        assert_eq!(memory.evict("a").expect("a name"), 0, "the time is over");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn asked_holder_learns_within_a_second() {
     let memory = Memory::new();
     let (here, there) = (memory.locks(), memory.locks());

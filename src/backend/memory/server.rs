@@ -125,10 +125,11 @@ impl MemoryServer {
         }
     }
 
-    /// Evicts every holder of a name, and returns their number.
+    /// Evicts every holder of a name, as an operator does with the tokens of the list. Returns the
+    /// number of tokens.
     pub(crate) fn evict(&self, name: &LockName) -> usize {
         let (now, mut state) = (self.now(), self.state());
-        let tokens: BTreeSet<FencingToken> = state.model.tokens(name).into_iter().collect();
+        let tokens = state.model.listed_tokens(name, now);
         for token in &tokens {
             state.execute(now, &Request::Evict { name: name.clone(), token: *token });
         }
@@ -208,6 +209,20 @@ impl Memory {
             EntryState::Waiting => None,
         });
         alone.into_iter().chain(shared).filter_map(FencingToken::new).collect()
+    }
+
+    /// Returns the tokens of the holdings of a name that have not expired, also of those that were
+    /// released and keep the name unavailable.
+    fn listed_tokens(&self, name: &LockName, now: i64) -> BTreeSet<FencingToken> {
+        let alone = self.leases.get(name).filter(|row| {
+            matches!(row.holder, Holder::Lease(_) | Holder::Kept)
+                && self.valid_until(row.expires_at, row.client, row.ttl) > now
+        });
+        let shared = self.entries_named(name).filter_map(|(_, entry)| match entry.state {
+            EntryState::Holding(token) => (self.entry_until(entry) > now).then_some(token),
+            EntryState::Waiting => None,
+        });
+        alone.map(|row| row.token).into_iter().chain(shared).filter_map(FencingToken::new).collect()
     }
 
     /// Returns the holdings of a name that heartbeats renew: the client, the token and the expiry
