@@ -198,7 +198,8 @@ async fn reset(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
 /// A connection of the executor.
 struct SqliteStore {
     connection: StoreConnection,
-    /// On a connection for heartbeats. In a database in memory, no other client grants names.
+    /// On a connection for heartbeats to a file. In a database in memory, polls find the grants of
+    /// other clients.
     listener: Option<Listener>,
 }
 
