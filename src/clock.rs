@@ -1,8 +1,8 @@
 //! The local clock on which deadlines are kept.
 //!
 //! [`std::time::Instant`] stands still while a Linux machine sleeps (it is `CLOCK_MONOTONIC`), so a
-//! laptop or a migrated virtual machine would wake up with a lease that ended hours ago.
-//! `CLOCK_BOOTTIME` goes on counting.
+//! laptop would wake up with a lease that ended hours ago. `CLOCK_BOOTTIME` goes on counting.
+//! Neither counts a pause of a virtual machine whose host stops its clock, as QEMU does.
 
 use std::time::Duration;
 

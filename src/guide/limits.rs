@@ -3,6 +3,10 @@
 //! - **A pause longer than the TTL, without a fence.** A process that is frozen between
 //!   [`is_held`](crate::Lease::is_held) and its write still writes when it wakes. Only a
 //!   [fence](crate::Lease::fence) prevents the harm, for data in this database.
+//! - **A virtual machine that its host pauses**, for a snapshot or a migration, may not count the
+//!   pause: QEMU stops the clock of the guest meanwhile. After a pause longer than the TTL,
+//!   [`is_held`](crate::Lease::is_held) is true until the next heartbeat is answered, or until the
+//!   rest of the TTL has passed by that clock. Use a fence here, too.
 //! - **Effects elsewhere.** An e-mail or a call to a payment provider cannot be fenced. Send the
 //!   [token](crate::Lease::token) along. The receiver must *first* record it as the highest one and
 //!   refuse a lower one, *then* read, then write only if the record is unchanged. A receiver that
@@ -22,6 +26,13 @@
 //! - **Jumps of the database host's clock** by more than the TTL end leases early (forwards), or
 //!   make them outlast a crash (backwards). Holders measure with a clock that does not jump: they
 //!   may be wrong about the database, but fenced transactions are not.
+//! - **A database that is restored under running clients.** A copy that is restored in place has
+//!   the rows of the clients as they were, so the heartbeats show no change: a client relies on a
+//!   lease that the copy lacks, and another client can acquire the name. A lease that was released
+//!   since the copy was made can be back. [Stop all clients before a
+//!   restore](super::runbook#a-restore). When another SQLite file is moved to the path, clients
+//!   find out with their next heartbeat, and look their leases up there; until then, within a
+//!   second, a name can have two holders.
 //! - **SQLite has one writer.** While a fenced transaction is open, no name in the same file can be
 //!   acquired, renewed or released: keep the transaction far shorter than the TTL. All processes
 //!   must run on one host, and the file must not be on a network file system. A database in memory

@@ -22,6 +22,7 @@
 //! | 11 | a release is to be rolled out | [a deployment](#a-deployment) |
 //! | 12 | `took a name over from a dead holder`, `sqlock_taken_over_total` rises | [dead holders](#dead-holders) |
 //! | 13 | a later sqlock is to be rolled out, or [`Error::NewerSchema`] | [an upgrade](#an-upgrade) |
+//! | 14 | the database is to be restored from a copy | [a restore](#a-restore) |
 //!
 //! # Late heartbeats
 //!
@@ -154,6 +155,14 @@
 //! release go on, and can be started again: migrations only add. [`Error::NewerSchema`] is the
 //! exception: a release that earlier ones cannot work with has migrated the database. Update the
 //! program that reports it.
+//!
+//! # A restore
+//!
+//! Stop all clients before you restore the database, its tables, or a SQLite file from a copy, and
+//! start them after it. Clients that go on during a restore may not notice it: leases granted since
+//! the copy was made are gone, and their holders rely on them. Leases released since then are back,
+//! until their TTL has passed without a heartbeat. When you replace a SQLite file, also delete the
+//! files `-wal`, `-shm` and `-journal` beside the old file.
 //!
 //! # A deployment
 //!

@@ -71,7 +71,8 @@ impl Lease {
     /// Returns whether the lease is certainly still held. Reads a clock and does no I/O.
     ///
     /// The result turns `false` before the database could grant the name to another owner, even if
-    /// this process was stopped or the machine slept in between, and never turns `true` again. Time
+    /// this process was stopped or the machine slept in between, and never turns `true` again. (A
+    /// virtual machine that its host pauses [may not count the pause](crate::guide::limits).) Time
     /// may pass between this check and the next action: use [`fence`](Self::fence) for data in this
     /// database.
     pub fn is_held(&self) -> bool {
