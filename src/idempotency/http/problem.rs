@@ -34,6 +34,15 @@ pub(super) enum Problem {
     NotSetUp(&'static str),
 }
 
+/// What a response says about a problem.
+struct Description {
+    /// The end of the type: the heading of its description.
+    slug: &'static str,
+    status: StatusCode,
+    title: &'static str,
+    detail: &'static str,
+}
+
 impl Problem {
     /// Returns the problem of an outcome for which the handler does not run. `None`: the outcome is
     /// no problem.
@@ -95,101 +104,110 @@ impl Problem {
         Self::OutcomeUnknown
     }
 
-    fn parts(self) -> (&'static str, StatusCode, &'static str, &'static str) {
+    fn describe(self) -> Description {
         match self {
-            Self::KeyMissing => (
-                "key-missing",
-                StatusCode::BAD_REQUEST,
-                "An Idempotency-Key is required",
-                "Send a key of your choice in the header Idempotency-Key, and the same one when you send this request again.",
-            ),
-            Self::KeyMalformed(reason) => {
-                ("key-malformed", StatusCode::BAD_REQUEST, "The Idempotency-Key cannot be read", reason)
-            }
-            Self::KeyNotSupported => (
-                "key-not-supported",
-                StatusCode::BAD_REQUEST,
-                "This method takes no Idempotency-Key",
-                "Nothing was done. A request with this method would take effect each time it is sent; send it without a key.",
-            ),
-            Self::PrincipalMissing => (
-                "principal-missing",
-                StatusCode::UNAUTHORIZED,
-                "The sender is not known",
-                "A key belongs to its sender: this request needs authentication.",
-            ),
-            Self::RequestIncomplete => (
-                "request-incomplete",
-                StatusCode::BAD_REQUEST,
-                "The request could not be read to its end",
-                "Nothing was done. Send it again.",
-            ),
-            Self::RequestTooLarge => (
-                "request-too-large",
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "The request is too large",
-                "Nothing was done. A request with an idempotency key must be shorter than this one.",
-            ),
-            Self::InProgress => (
-                "in-progress",
-                StatusCode::CONFLICT,
-                "A request with this key is in progress",
-                "Send it again with the same key to receive its result.",
-            ),
-            Self::OutcomeUnknown => (
-                "outcome-unknown",
-                StatusCode::CONFLICT,
-                "It is not known whether a request with this key took effect",
-                "Send it again with the same key, and with no other one, until the outcome is resolved.",
-            ),
-            Self::KeyReused(status) => {
-                ("key-reused", status, "This key was used for another request", "Use a new key for a new request.")
-            }
-            Self::TokenNotValid => (
-                "token-not-valid",
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "This token is not valid",
-                "It has expired, or it is not one of yours. Request a new one.",
-            ),
-            Self::KeyExpired => (
-                "key-expired",
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "This key cannot be used any more",
-                "It was used, and its answer is no longer stored. Use a new key for a new request.",
-            ),
-            Self::StoreUnavailable => (
-                "store-unavailable",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "Requests with a key cannot be served at present",
-                "Send it again with the same key.",
-            ),
-            Self::Conflict => (
-                "conflict",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "Concurrent requests changed the same data",
-                "Nothing was done. Send it again with the same key.",
-            ),
-            Self::CommitUnknown => (
-                "commit-unknown",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "It is not known yet whether this took effect",
-                "Send it again with the same key to find out.",
-            ),
-            Self::ResponseNotStorable => (
-                "response-not-storable",
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "The answer cannot be stored",
-                "The response of the handler ended before it was complete.",
-            ),
-            Self::ResponseTooLarge => (
-                "response-too-large",
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "The answer is too large to be stored",
-                "It exceeds the limit of this server for stored responses.",
-            ),
-            Self::NotSetUp(detail) => {
-                ("not-set-up", StatusCode::INTERNAL_SERVER_ERROR, "Idempotency is not set up on this server", detail)
-            }
+            Self::KeyMissing => Description {
+                slug: "key-missing",
+                status: StatusCode::BAD_REQUEST,
+                title: "An Idempotency-Key is required",
+                detail: "Send a key of your choice in the header Idempotency-Key, and the same one when you send this request again.",
+            },
+            Self::KeyMalformed(reason) => Description {
+                slug: "key-malformed",
+                status: StatusCode::BAD_REQUEST,
+                title: "The Idempotency-Key cannot be read",
+                detail: reason,
+            },
+            Self::KeyNotSupported => Description {
+                slug: "key-not-supported",
+                status: StatusCode::BAD_REQUEST,
+                title: "This method takes no Idempotency-Key",
+                detail: "Nothing was done. A request with this method would take effect each time it is sent; send it without a key.",
+            },
+            Self::PrincipalMissing => Description {
+                slug: "principal-missing",
+                status: StatusCode::UNAUTHORIZED,
+                title: "The sender is not known",
+                detail: "A key belongs to its sender: this request needs authentication.",
+            },
+            Self::RequestIncomplete => Description {
+                slug: "request-incomplete",
+                status: StatusCode::BAD_REQUEST,
+                title: "The request could not be read to its end",
+                detail: "Nothing was done. Send it again.",
+            },
+            Self::RequestTooLarge => Description {
+                slug: "request-too-large",
+                status: StatusCode::PAYLOAD_TOO_LARGE,
+                title: "The request is too large",
+                detail: "Nothing was done. A request with an idempotency key must be shorter than this one.",
+            },
+            Self::InProgress => Description {
+                slug: "in-progress",
+                status: StatusCode::CONFLICT,
+                title: "A request with this key is in progress",
+                detail: "Send it again with the same key to receive its result.",
+            },
+            Self::OutcomeUnknown => Description {
+                slug: "outcome-unknown",
+                status: StatusCode::CONFLICT,
+                title: "It is not known whether a request with this key took effect",
+                detail: "Send it again with the same key, and with no other one, until the outcome is resolved.",
+            },
+            Self::KeyReused(status) => Description {
+                slug: "key-reused",
+                status,
+                title: "This key was used for another request",
+                detail: "Use a new key for a new request.",
+            },
+            Self::TokenNotValid => Description {
+                slug: "token-not-valid",
+                status: StatusCode::UNPROCESSABLE_ENTITY,
+                title: "This token is not valid",
+                detail: "It has expired, or it is not one of yours. Request a new one.",
+            },
+            Self::KeyExpired => Description {
+                slug: "key-expired",
+                status: StatusCode::UNPROCESSABLE_ENTITY,
+                title: "This key cannot be used any more",
+                detail: "It was used, and its answer is no longer stored. Use a new key for a new request.",
+            },
+            Self::StoreUnavailable => Description {
+                slug: "store-unavailable",
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                title: "Requests with a key cannot be served at present",
+                detail: "Send it again with the same key.",
+            },
+            Self::Conflict => Description {
+                slug: "conflict",
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                title: "Concurrent requests changed the same data",
+                detail: "Nothing was done. Send it again with the same key.",
+            },
+            Self::CommitUnknown => Description {
+                slug: "commit-unknown",
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                title: "It is not known yet whether this took effect",
+                detail: "Send it again with the same key to find out.",
+            },
+            Self::ResponseNotStorable => Description {
+                slug: "response-not-storable",
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                title: "The answer cannot be stored",
+                detail: "The response of the handler ended before it was complete.",
+            },
+            Self::ResponseTooLarge => Description {
+                slug: "response-too-large",
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                title: "The answer is too large to be stored",
+                detail: "It exceeds the limit of this server for stored responses.",
+            },
+            Self::NotSetUp(detail) => Description {
+                slug: "not-set-up",
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                title: "Idempotency is not set up on this server",
+                detail,
+            },
         }
     }
 
@@ -213,7 +231,7 @@ impl IntoResponse for Problem {
 impl Problem {
     /// Makes a response whose text names the header of keys.
     pub(super) fn into_response_about(self, header: &HeaderName) -> Response {
-        let (slug, status, title, detail) = self.parts();
+        let Description { slug, status, title, detail } = self.describe();
         let named = |text: &str| match *header == IDEMPOTENCY_KEY {
             true => text.to_owned(),
             false => text.replace("Idempotency-Key", header.as_str()),
@@ -266,7 +284,7 @@ mod tests {
             Problem::ResponseTooLarge,
             Problem::NotSetUp(""),
         ] {
-            let (slug, status, ..) = problem.parts();
+            let Description { slug, status, .. } = problem.describe();
             let heading = lines.iter().position(|line| *line == format!("//! ## {slug}"));
             let below = heading.and_then(|at| lines.get(at + 1)).copied().unwrap_or_default();
             let again =
