@@ -276,7 +276,7 @@ impl Attempt {
         }
     }
 
-    /// Completes the request as [`complete`](Self::complete), without a limit of size.
+    /// Completes the request as [`complete`](Self::complete) does, without a limit of size.
     #[cfg(feature = "axum")]
     pub(super) async fn store<T: Serialize>(&self, result: &T) -> Result<()> {
         self.complete_within(result, usize::MAX).await
