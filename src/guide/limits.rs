@@ -57,6 +57,9 @@
 //! - **The unique index of a table is checked once a minute.** A client with one schema for each
 //!   tenant must name the schema in [`row_of`](crate::Locks::row_of): `tenant.accounts`. The result
 //!   for a name without a schema is used for all schemas.
+//! - **READ UNCOMMITTED on MySQL and MariaDB** shows versions that may never be committed, so a
+//!   [versioned](crate::version::Versioned) update can overwrite the change of another writer. Use
+//!   READ COMMITTED or stricter.
 //! - **MySQL and MariaDB with `binlog_format=STATEMENT`** are not supported: the client works at
 //!   READ COMMITTED, which the server refuses to log that way. Galera needs its cluster settings to
 //!   be visible. A Group Replication member is used while it is ONLINE and its group has one

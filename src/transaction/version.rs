@@ -91,6 +91,11 @@ pub use crate::error::Overtaken;
 ///
 /// # Isolation levels
 ///
+/// Use READ COMMITTED or stricter. At READ UNCOMMITTED, MySQL and MariaDB return versions that are
+/// not committed, as SQLite does in a shared cache with `PRAGMA read_uncommitted`. After a rollback
+/// another writer can reach the same version, and an update by the version that was read overwrites
+/// that writer's change. (PostgreSQL treats READ UNCOMMITTED as READ COMMITTED.)
+///
 /// At READ COMMITTED a concurrent change is an [`Error::Conflict`]. At the stricter levels the
 /// database may notice the change first, and then refuses the statement (PostgreSQL: 40001;
 /// MariaDB: 1020; SQLite: `SQLITE_BUSY_SNAPSHOT`, in a transaction that was not begun with `BEGIN
