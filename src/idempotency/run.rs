@@ -40,10 +40,12 @@ impl Idempotency {
     /// `Retry`](crate::retry::Retry)).
     ///
     /// A statement of the work can end the transaction early. On MySQL and MariaDB, DDL and
-    /// TRUNCATE commit it: the outcome is then [unknown](Outcome::Unknown), whatever the work
-    /// returns. On SQLite, a conflict of `INSERT OR ROLLBACK` or a full disk rolls it back, and
-    /// later statements commit by themselves: the outcome is unknown, too, unless the work returns
-    /// an error with which SQLite ends a transaction by itself (a full disk, an I/O error).
+    /// TRUNCATE commit it: the outcome is then [unknown](Outcome::Unknown). If the work fails after
+    /// that, the call returns its error (unless that is a concurrent change), and later requests
+    /// receive `Unknown`. On SQLite, a conflict of `INSERT OR ROLLBACK` or a full disk rolls it
+    /// back, and later statements commit by themselves: the outcome is unknown, too, unless the
+    /// work returns an error with which SQLite ends a transaction by itself (a full disk, an I/O
+    /// error).
     ///
     /// The call costs two statements: the claim and the result. (Before the first use of a pool,
     /// two more compare its database with that of the client; on MySQL and MariaDB they compare
@@ -56,14 +58,16 @@ impl Idempotency {
     ///
     /// The work's own error, unchanged, or an error of this crate in the work's [type](WorkError):
     /// [`Error::Unavailable`], [`Error::Access`], [`Error::NotMigrated`], [`Error::Database`],
-    /// [`Error::Closed`], [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`], [`Error::Json`] when the result cannot be read back,
-    /// [`Error::Sealed`] when it cannot be sealed, [`Error::Row`] with
-    /// [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool belongs to another
-    /// database than the client; on MySQL and MariaDB [`Error::NotClaimed`] when a deadlock whose
-    /// error the work ignored has rolled the claim back. Nothing took effect. (Also [`Error::Json`]
-    /// when a stored result is not of the requested type, and [`Error::Sealed`] when it cannot be
-    /// opened: that request did take effect.) [`Error::CommitUnknown`] when the outcome could not
-    /// be determined in time: send the request again with the same key.
+    /// [`Error::Closed`], [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`],
+    /// [`Error::Json`] when the result cannot be read back, [`Error::Sealed`] when it cannot be
+    /// sealed, [`Error::Row`] with [`RowError::OtherPool`](crate::row::RowError::OtherPool) when
+    /// the pool belongs to another database than the client; on MySQL and MariaDB
+    /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
+    /// back. Nothing took effect, unless a statement of the work has ended the transaction (see
+    /// above). (Also [`Error::Json`] when a stored result is not of the requested type, and
+    /// [`Error::Sealed`] when it cannot be opened: that request did take effect.)
+    /// [`Error::CommitUnknown`] when the outcome could not be determined in time: send the request
+    /// again with the same key.
     ///
     /// # Cancel safety
     ///

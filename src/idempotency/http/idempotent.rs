@@ -59,7 +59,8 @@ impl Idempotent {
     /// The claim on the key, the work's writes in the transaction, and its response are committed
     /// together, as by [`Idempotency::run`]; the closure follows the [rules of
     /// `Retry`](crate::retry::Retry). When the work returns an error, or a response that is not
-    /// stored, the transaction is rolled back, the response is returned, and the key is free.
+    /// stored, the transaction is rolled back, the response is returned, and the key is free,
+    /// unless a statement of the work [has ended the transaction](Idempotency::run) before.
     /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored in a
     /// separate transaction, after the rollback.)
     ///
