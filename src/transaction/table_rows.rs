@@ -267,7 +267,8 @@ impl<K> RowsOf<K> {
     }
 
     /// Locks the rows in this transaction, and returns the keys of the locked rows, in order. Keys
-    /// without a row are left out.
+    /// without a row are left out. A key is spelled as in its row on PostgreSQL and SQLite, and as
+    /// the caller spelled it on MySQL and MariaDB, where the collation may take both for equal.
     ///
     /// PostgreSQL and SQLite get one statement for all keys, in the database's order of keys. MySQL
     /// and MariaDB get one statement for each key, because InnoDB may scan, and lock, the whole
