@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use sqlx::{Decode, QueryBuilder, Row as _, Transaction, Type};
 
-use crate::backend::Database;
 use crate::backend::dialect::{LockFailure, Locking, Wait};
 use crate::backend::table::Table;
+use crate::backend::{Database, Kind, hex};
 use crate::clock::Moment;
 use crate::error::{Error, Result, RowError};
 use crate::name::LockName;
@@ -116,6 +116,31 @@ pub(super) async fn row_exists<DB: Database>(
     push_select(&mut query);
     let found = DB::fetch(conn, &mut query).await.map_err(|e| statement_error(table, e))?;
     Ok(!found.is_empty())
+}
+
+/// Returns an error if more rows exist than a SELECT has locked.
+///
+/// PostgreSQL leaves a row out that another transaction has deleted and inserted again during the
+/// wait: the deleted version is gone, and the inserted one is not in the snapshot of the statement.
+/// <https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED>
+///
+/// Row level security may show a row and not let it be locked, so its tables are not checked.
+pub(super) async fn check_missing<DB: Database>(
+    conn: &mut Transaction<'_, DB>,
+    table: &Table,
+    locked: usize,
+    push_select: impl Fn(&mut QueryBuilder<DB>),
+) -> Result<()> {
+    if DB::KIND != Kind::Postgres {
+        return Ok(());
+    }
+    let mut query = QueryBuilder::new("SELECT 1 FROM (SELECT ");
+    push_select(&mut query);
+    // Not a parameter, because the keys may be as many as a statement can have.
+    let name = hex(table.quoted::<DB>().as_bytes());
+    query.push(format_args!(") AS r WHERE NOT row_security_active(convert_from(decode('{name}', 'hex'), 'UTF8'))"));
+    let found = DB::fetch(conn, &mut query).await.map_err(|e| statement_error(table, e))?;
+    if found.len() > locked { Err(row_error(table, RowError::StaleSnapshot)) } else { Ok(()) }
 }
 
 pub(super) fn read_keys<DB, K>(found: &[DB::Row]) -> Result<Vec<K>>

@@ -6,7 +6,9 @@ use std::time::Duration;
 use sqlx::{Decode, Encode, QueryBuilder, Transaction, Type, TypeInfo as _};
 
 use super::key::RowKey;
-use super::select::{no_wait, read_keys, row_error, row_exists, select, statement_error, timeout_of_table, wait_mode};
+use super::select::{
+    check_missing, no_wait, read_keys, row_error, row_exists, select, statement_error, timeout_of_table, wait_mode,
+};
 use super::target::{Target, check_transaction, read_column, take_write_lock};
 use crate::backend::Database;
 use crate::backend::dialect::{Column, Locking, Unique, Wait};
@@ -90,7 +92,10 @@ impl<K, const N: usize> RowOf<K, N> {
     /// # Errors
     ///
     /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
-    /// the row, the table, the column or the unique index does not exist.
+    /// the row, the table, the column or the unique index does not exist. On PostgreSQL,
+    /// [`RowError::StaleSnapshot`] also when another transaction inserted the row during the call,
+    /// such as after deleting it. Where row level security applies to the table, that row counts as
+    /// missing.
     ///
     /// # Cancel safety
     ///
@@ -144,8 +149,12 @@ impl<K, const N: usize> RowOf<K, N> {
         if !found.is_empty() {
             return Ok(true);
         }
-        if wait == Wait::SkipLocked && row_exists(tx, &table, push_by_key).await? {
-            return Ok(false);
+        if wait == Wait::SkipLocked {
+            if row_exists(tx, &table, push_by_key).await? {
+                return Ok(false);
+            }
+        } else {
+            check_missing(tx, &table, 0, push_by_key).await?;
         }
         Err(row_error(&table, RowError::NoSuchRow))
     }
@@ -270,10 +279,11 @@ impl<K> RowsOf<K> {
     /// without a row are left out. A key is spelled as in its row on PostgreSQL and SQLite, and as
     /// the caller spelled it on MySQL and MariaDB, where the collation may take both for equal.
     ///
-    /// PostgreSQL and SQLite get one statement for all keys, in the database's order of keys. MySQL
-    /// and MariaDB get one statement for each key, because InnoDB may scan, and lock, the whole
-    /// table for a statement with several keys. The keys are in their Rust order, and texts in the
-    /// order of the column's collation, which one more statement queries. Of several texts that the
+    /// PostgreSQL and SQLite get one statement for all keys, in the database's order of keys;
+    /// PostgreSQL gets another one, which locks nothing, when some key has no row. MySQL and
+    /// MariaDB get one statement for each key, because InnoDB may scan, and lock, the whole table
+    /// for a statement with several keys. The keys are in their Rust order, and texts in the order
+    /// of the column's collation, which one more statement queries. Of several texts that the
     /// collation takes for equal, the first is used.
     ///
     /// At REPEATABLE READ, the default on MySQL and MariaDB, a key without a row locks the gap
@@ -283,7 +293,8 @@ impl<K> RowsOf<K> {
     /// # Errors
     ///
     /// As [`RowLock::lock`](crate::row::RowLock::lock); and [`Error::Row`](crate::Error::Row) when
-    /// the table, the column or the unique index does not exist.
+    /// the table, the column or the unique index does not exist, or, on PostgreSQL, as
+    /// [`RowOf::lock`] when a row was inserted during the call.
     /// [`Error::Unsupported`](crate::Error::Unsupported): there are more than 65,535 keys, on
     /// PostgreSQL or SQLite (where the build of SQLite may have a lower limit), or more than 65,535
     /// texts, on MySQL or MariaDB. After a timeout on MySQL and MariaDB, the rows locked so far
@@ -318,7 +329,12 @@ impl<K> RowsOf<K> {
             let locking = self.locking(self.wait);
             let push_by_keys = |query: &mut QueryBuilder<DB>| self.push_keys(query, &target, &wanted);
             return match select(tx, &target.table, locking, push_by_keys).await? {
-                Some(found) => read_keys(&found),
+                Some(found) => {
+                    if self.wait != Wait::SkipLocked && found.len() < wanted.len().min(limit as usize) {
+                        check_missing(tx, &target.table, found.len(), push_by_keys).await?;
+                    }
+                    read_keys(&found)
+                }
                 None => Err(timeout_of_table(&target.table, start)),
             };
         }

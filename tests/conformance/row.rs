@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::fence::{Books, Business, add_one, books, keeps_to_snapshots, levels, run};
-use crate::support::{Database, SOON, connect, soon};
+use crate::support::{Database, SOON, connect, soon, until};
 use crate::{DATABASE, Sql};
 
 /// Long enough for the answer of a statement that does not wait.

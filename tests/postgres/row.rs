@@ -75,3 +75,24 @@ async fn row_of_an_inherited_table_is_refused() {
         tx.rollback().await.expect("rollback");
     }
 }
+
+/// A policy that shows the row to a SELECT, and not to a lock, is no concurrent change.
+#[tokio::test]
+async fn row_that_a_policy_keeps_unlocked_is_missing() {
+    let (_db, pool, locks) = tables(&[
+        "CREATE TABLE seat (id BIGINT PRIMARY KEY)",
+        "INSERT INTO seat VALUES (1), (2)",
+        "ALTER TABLE seat ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY shown ON seat FOR SELECT USING (true)",
+        "CREATE POLICY changed ON seat FOR UPDATE USING (id = 1)",
+        "GRANT SELECT, UPDATE ON seat TO pg_monitor",
+        "DO $$ BEGIN EXECUTE format('GRANT USAGE ON SCHEMA %I TO pg_monitor', current_schema()); END $$",
+    ])
+    .await;
+    let mut tx = pool.begin().await.expect("begin");
+    sqlx::query("SET LOCAL ROLE pg_monitor").execute(&mut *tx).await.expect("a role");
+    let found: Vec<i64> = locks.rows_of("seat", "id", [1_i64, 2]).lock(&mut tx).await.expect("lock");
+    assert_eq!(found, [1]);
+    let error = locks.row_of("seat", "id", 2_i64).lock(&mut tx).await.expect_err("it cannot be locked");
+    assert!(matches!(error, Error::Row { cause: RowError::NoSuchRow, .. }), "{error}");
+}

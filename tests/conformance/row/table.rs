@@ -464,3 +464,48 @@ async fn key_update_keeps_children_out() {
         tx.commit().await.expect("commit");
     }
 }
+
+/// On PostgreSQL the inserted row is not in the snapshot of the statement that waits.
+#[tokio::test]
+async fn replaced_row_is_locked_or_a_conflict() {
+    let books = books().await;
+    let locks = books.db.locks().await;
+    let mut replacing = begin(&books.pool).await;
+    for sql in ["DELETE FROM counter", "INSERT INTO counter (id, value) VALUES (1, 7), (2, 7)"] {
+        run_in(&mut replacing, sql).await;
+    }
+    let one = tokio::spawn({
+        let (pool, locks) = (books.pool.clone(), locks.clone());
+        async move {
+            let mut tx = begin(&pool).await;
+            let locked = locks.row_of("counter", "id", 1_i64).lock(&mut tx).await;
+            tx.rollback().await.expect("rollback");
+            locked.map(|()| vec![1])
+        }
+    });
+    let several = tokio::spawn({
+        let (pool, locks) = (books.pool.clone(), locks.clone());
+        async move {
+            let mut tx = begin(&pool).await;
+            let locked = locks.rows_of("counter", "id", [2_i64, 9]).lock(&mut tx).await;
+            tx.rollback().await.expect("rollback");
+            locked
+        }
+    });
+    if DATABASE == Database::Postgres {
+        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *replacing).await.expect("a pid");
+        let waiters = format!("SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))");
+        until("both wait", async || {
+            let waiting = sqlx::query_scalar(AssertSqlSafe(waiters.as_str())).fetch_one(&books.pool).await;
+            waiting.is_ok_and(|waiting: i64| waiting == 2)
+        })
+        .await;
+    }
+    replacing.commit().await.expect("commit");
+    for (waiter, key) in [(one, 1), (several, 2)] {
+        match soon("the end of the wait", waiter).await.expect("no panic") {
+            Ok(found) => assert_eq!(found, [key]),
+            Err(error) => assert!(error.is_conflict(), "{error}"),
+        }
+    }
+}
