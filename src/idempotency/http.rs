@@ -131,7 +131,7 @@
 //! The handler's work took no effect: it is never run without a claim.
 //! ## conflict
 //! 503, `Retry-After: 1`: every attempt at the transaction met a concurrent change. Nothing took
-//! effect.
+//! effect. (A [version conflict](crate::Error::Conflict) is answered by the handler.)
 //! ## commit-unknown
 //! 503, `Retry-After: 1`: the connection was lost during the commit. A request with the same key
 //! finds out.

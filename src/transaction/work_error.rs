@@ -128,6 +128,13 @@ pub(super) fn is_conflict_of_server(error: &(dyn StdError + 'static)) -> bool {
     })
 }
 
+/// Returns whether an error, or one of its sources, is a version conflict, and none is a concurrent
+/// change that the server has found.
+#[cfg(feature = "axum")]
+pub(crate) fn is_version_conflict(error: &(dyn StdError + 'static)) -> bool {
+    with_sources(error).any(|error| error.is::<Overtaken>()) && !is_conflict_of_server(error)
+}
+
 /// Returns whether SQLite may have ended the transaction with an error, or one of its sources: no
 /// memory, an interruption, an I/O error, a full disk.
 /// <https://www.sqlite.org/lang_transaction.html#response_to_errors_within_a_transaction>

@@ -22,6 +22,7 @@ use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
 use sqlock::idempotency::{AfterRetention, Attempt, Fingerprint, Idempotency, IdempotencyKey, RecordState, Resolution};
 use sqlock::retry::Retry;
 use sqlock::row::RowError;
+use sqlock::version::Versioned;
 use sqlock::{Error, Locks};
 use sqlx::{Pool, Transaction};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -56,6 +57,7 @@ enum AppError {
 impl IntoResponse for AppError {
     fn into_response(self) -> Response {
         let status = match self {
+            Self::Lock(Error::Conflict { .. }) => StatusCode::CONFLICT,
             Self::Declined => StatusCode::PAYMENT_REQUIRED,
             Self::Timeout => StatusCode::BAD_GATEWAY,
             Self::Elsewhere => StatusCode::SEE_OTHER,
@@ -85,6 +87,9 @@ impl AppState {
         self.begun.fetch_add(1, Ordering::Relaxed);
         add_one(tx, 1).await?;
         let count: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut **tx).await?;
+        if what == "outdated" {
+            Versioned::table("counter").version("value").update(&mut *tx, 1_i64, 99, |_| {}).await?;
+        }
         self.answer(what, count).await
     }
 
@@ -585,6 +590,18 @@ async fn concurrent_changes_without_end_are_503() {
     server.post("/charge/conflict", "a").await.is(503, "conflict");
     assert_eq!(server.begun(), 3, "as often as the retry says");
     assert_eq!(books.value(1).await, 0);
+    assert!(is_new(&server, "a").await);
+}
+
+/// The client may have sent the version.
+#[tokio::test]
+async fn version_conflict_is_answered_by_the_handler() {
+    let twice = |payments: Idempotency| usual(payments.retry(Retry::new().attempts(2)));
+    let (books, server) = shop_with(twice).await;
+    let reply = server.post("/charge/outdated", "a").await;
+    assert_eq!((reply.status, reply.is_replay()), (409, false));
+    assert_eq!(reply.text(), "a row of counter has changed: expected version 99, found version 1");
+    assert_eq!((server.begun(), books.value(1).await), (2, 0));
     assert!(is_new(&server, "a").await);
 }
 

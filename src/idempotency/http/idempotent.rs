@@ -18,7 +18,7 @@ use super::problem::Problem;
 use super::rollback::RollbackReason;
 use crate::backend::Database;
 use crate::lease::run::while_held;
-use crate::transaction::work_error::{RunError, WorkError};
+use crate::transaction::work_error::{RunError, WorkError, is_version_conflict};
 
 /// Extracts a request with a key. The handler runs its effect with [`run`](Self::run) or
 /// [`run_leased`](Self::run_leased), and returns their response. The
@@ -63,6 +63,10 @@ impl Idempotent {
     /// unless a statement of the work [has ended the transaction](Idempotency::run) before.
     /// (Failures that [`store_if`](super::IdempotencyLayer::store_if) selects are stored in a
     /// separate transaction, after the rollback.)
+    ///
+    /// A concurrent change in every attempt is answered with [`conflict`](super#conflict), except a
+    /// [version conflict](crate::Error::Conflict): the version may be the client's, so the response
+    /// of the work is returned, and is not stored.
     ///
     /// The error is of a [type that shows its sources](crate::retry::WorkError), because the
     /// sources decide what is rerun. A wrapper of `anyhow::Error` shows them with [`AsRef`]:
@@ -131,6 +135,12 @@ impl Idempotent {
                 RollbackReason::Answered(response) => this.store_failure(pool, *response).await,
                 RollbackReason::Sqlock(error) => Problem::from_error(&error).into_response(),
             },
+            // The client may have sent the version, so the handler answers.
+            Err(RunEnd::Exhausted(RunError::Work { error: RollbackReason::Work(error), .. }))
+                if is_version_conflict(error.as_error()) =>
+            {
+                error.into_response()
+            }
             Err(error) => run_problem(error).into_response(),
         }
     }
