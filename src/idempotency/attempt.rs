@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
-use super::handle::{Idempotency, claim_error};
+use super::handle::{Idempotency, STORE_RESULT, record_error};
 use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
 use crate::backend::records::{self, AttemptEnding, Record, RecordCommand, RecordState};
@@ -154,11 +154,10 @@ impl Attempt {
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
         let ending = self.done_ending(encode(result, self.idempotency.result_limit)?)?;
-        let ended =
-            records::end::<DB>(tx, &self.record.key.id, self.token.get(), &ending).await.map_err(claim_error::<DB>)?;
+        let (id, failed) = (&self.record.key.id, record_error::<DB>(STORE_RESULT));
+        let ended = records::end::<DB>(tx, id, self.token.get(), &ending).await.map_err(failed)?;
         if ended == 0 {
-            let id = &self.record.key.id;
-            let found = records::read::<DB>(tx, id, DB::CURRENT_READ).await.map_err(claim_error::<DB>)?;
+            let found = records::read::<DB>(tx, id, DB::CURRENT_READ).await.map_err(failed)?;
             self.check_ending(&ending, found.as_ref())?;
         }
         self.set_conclusion(Conclusion::InTransaction);

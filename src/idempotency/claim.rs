@@ -7,7 +7,7 @@ use serde::Serialize;
 use sqlx::Transaction;
 use tokio::time::Instant;
 
-use super::handle::{Idempotency, claim_error};
+use super::handle::{Idempotency, STORE_RESULT, record_error};
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, encode};
 use super::seal::{Content, Seal};
@@ -89,12 +89,13 @@ impl Idempotency {
         claim: &ClaimRequest,
     ) -> Result<Outcome<Claim, Stored>> {
         self.check_transaction(tx)?;
+        let failed = record_error::<DB>("claim a key");
         let mut rival = None;
         for attempt in 0..MAX_READS {
             if attempt > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            let claimed = DB::claim(tx, claim).await.map_err(claim_error::<DB>)?;
+            let claimed = DB::claim(tx, claim).await.map_err(failed)?;
             if claimed == ClaimOutcome::Claimed {
                 let (id, seal) = (claim.key.id.clone(), self.seal.clone());
                 let open_state = claim.open_state();
@@ -107,13 +108,12 @@ impl Idempotency {
                 }));
             }
             if claimed == ClaimOutcome::RecordExists {
-                let record =
-                    records::read::<DB>(tx, &claim.key.id, DB::CURRENT_READ).await.map_err(claim_error::<DB>)?;
+                let record = records::read::<DB>(tx, &claim.key.id, DB::CURRENT_READ).await.map_err(failed)?;
                 if let Some(record) = record {
                     match self.recorded_outcome(claim, record)? {
                         // An issued token may expire while its request is in progress.
                         Some(Outcome::Expired) if claim.issued => {
-                            let running = DB::rival(tx, claim).await.map_err(claim_error::<DB>)?;
+                            let running = DB::rival(tx, claim).await.map_err(failed)?;
                             let is_same = running.is_some_and(|running| running.is_same_request);
                             return Ok(if is_same { Outcome::InProgress } else { Outcome::Expired });
                         }
@@ -124,7 +124,7 @@ impl Idempotency {
                     return Ok(Outcome::Expired);
                 }
                 let before = rival;
-                rival = DB::rival(tx, claim).await.map_err(claim_error::<DB>)?;
+                rival = DB::rival(tx, claim).await.map_err(failed)?;
                 match rival {
                     Some(found) if found.is_same_request => return Ok(Outcome::InProgress),
                     // A rival that is ending may have released one lock and not the other.
@@ -201,6 +201,6 @@ impl Claim {
     pub(super) async fn store<DB: Database>(self, tx: &mut Transaction<'_, DB>, result: Vec<u8>) -> Result<()> {
         let result = self.seal.seal(Content::Result, &self.id, result)?;
         let stored = records::complete::<DB>(tx, &self.id, self.open_state, &result, self.retention_micros).await;
-        if stored.map_err(claim_error::<DB>)? { Ok(()) } else { Err(Error::NotClaimed) }
+        if stored.map_err(record_error::<DB>(STORE_RESULT))? { Ok(()) } else { Err(Error::NotClaimed) }
     }
 }

@@ -26,6 +26,9 @@ use crate::transaction::target::check_transaction;
 /// The table of the records.
 pub(super) const TABLE: &str = "sqlock_idem";
 
+/// The operation in the error of a result that is not stored in a transaction of the caller.
+pub(super) const STORE_RESULT: &str = "store the result of a request";
+
 /// How long a result is kept, unless [`Idempotency::retention`] sets it.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -282,11 +285,14 @@ impl fmt::Debug for Idempotency {
     }
 }
 
-pub(super) fn claim_error<DB: Database>(error: sqlx::Error) -> Error {
-    let cause = match DB::lock_failure(&error) {
-        Some(LockFailure::StaleSnapshot) => RowError::StaleSnapshot,
-        Some(LockFailure::Deferred) => RowError::Deferred,
-        _ => return Error::from_sqlx("claim a key", error),
-    };
-    Error::Row { table: TABLE.into(), cause }
+/// Makes the errors of statements on the records in a transaction of the caller.
+pub(super) fn record_error<DB: Database>(attempted: &'static str) -> impl Fn(sqlx::Error) -> Error + Copy {
+    move |error| {
+        let cause = match DB::lock_failure(&error) {
+            Some(LockFailure::StaleSnapshot) => RowError::StaleSnapshot,
+            Some(LockFailure::Deferred) => RowError::Deferred,
+            _ => return Error::from_sqlx(attempted, error),
+        };
+        Error::Row { table: TABLE.into(), cause }
+    }
 }

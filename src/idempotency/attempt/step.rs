@@ -8,7 +8,7 @@ use super::Attempt;
 use crate::backend::Database;
 use crate::backend::records::{self, RecordCommand, Step};
 use crate::error::{Error, Result};
-use crate::idempotency::handle::claim_error;
+use crate::idempotency::handle::record_error;
 use crate::idempotency::outcome::{decode, encode, encode_legibly};
 use crate::idempotency::seal::Content;
 
@@ -70,13 +70,13 @@ impl Attempt {
     ) -> Result<()> {
         self.idempotency.check_transaction(tx)?;
         let bytes = self.seal(Content::Step(name), encode(result, self.idempotency.result_limit)?)?;
-        let step = self.step_key(name)?;
+        let (step, failed) = (self.step_key(name)?, record_error::<DB>("record a step"));
         // Without this, another attempt could begin before this transaction commits, and not see
         // the step.
-        if !records::lock_attempt::<DB>(tx, &step.id, self.token.get()).await.map_err(claim_error::<DB>)? {
+        if !records::lock_attempt::<DB>(tx, &step.id, self.token.get()).await.map_err(failed)? {
             return Err(self.lost_error());
         }
-        match records::store_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(claim_error::<DB>)? {
+        match records::store_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(failed)? {
             0 => Err(Error::StepRecorded),
             _ => Ok(()),
         }
