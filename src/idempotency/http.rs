@@ -146,7 +146,8 @@
 //! has the records, or what is stored cannot be [opened](crate::idempotency::Idempotency::seal). Or
 //! the handler has ignored the key, and succeeded, where one is
 //! [required](IdempotencyLayer::required): a repeated request would take effect again. Or the
-//! handler went on after a deadlock had rolled its transaction back, so nothing took effect.
+//! handler went on after a deadlock had rolled its transaction back or, on PostgreSQL, after a
+//! statement had failed, or a deferred constraint refused the commit, so nothing took effect.
 //!
 //! # Rules met
 //!

@@ -271,6 +271,9 @@ pub(crate) enum AttemptEnd<E> {
 const ENDED_BY_WORK: &str = "the transaction ended before its COMMIT: a statement of the closure had rolled it back (a deadlock whose \
                             error was not returned) or committed it (DDL, or a COMMIT)";
 
+/// The operation in the error of a refused commit.
+pub(crate) const COMMIT: &str = "commit a transaction";
+
 /// Commits the transaction of an attempt. Also returns whether its connection may be used again.
 async fn commit<DB: Database, E>(tx: Transaction<'_, DB>) -> (Result<(), AttemptEnd<E>>, bool) {
     match end_transaction::<DB>(tx, Ending::Commit).await {
@@ -280,7 +283,10 @@ async fn commit<DB: Database, E>(tx: Transaction<'_, DB>) -> (Result<(), Attempt
         Err(source) if has_no_transaction::<DB>(&source) => (Err(AttemptEnd::EndedByWork(source)), true),
         // The server answered, so the transaction has ended. (SQLite may leave it open; the drop
         // then resets it.) On MySQL the session's settings are not restored yet.
-        Err(error) => (Err(AttemptEnd::from_error(error)), DB::KIND != Kind::MySql),
+        Err(error) => {
+            let error = RunError::Sqlock(Error::from_caller(COMMIT, error));
+            (Err(AttemptEnd::from_error(error)), DB::KIND != Kind::MySql)
+        }
     }
 }
 

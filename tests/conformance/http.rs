@@ -87,10 +87,19 @@ impl AppState {
         self.begun.fetch_add(1, Ordering::Relaxed);
         add_one(tx, 1).await?;
         let count: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut **tx).await?;
-        if what == "outdated" {
-            Versioned::table("counter").version("value").update(&mut *tx, 1_i64, 99, |_| {}).await?;
+        match what {
+            "outdated" => {
+                Versioned::table("counter").version("value").update(&mut *tx, 1_i64, 99, |_| {}).await?;
+            }
+            "ignorant" => {
+                let _ = sqlx::query("SELECT 1 / 0").execute(&mut **tx).await;
+            }
+            "dangling" => {
+                sqlx::query("INSERT INTO visit (counter) VALUES (9)").execute(&mut **tx).await?;
+            }
+            _ => return self.answer(what, count).await,
         }
-        self.answer(what, count).await
+        Ok(count.to_string().into_response())
     }
 
     /// At a provider, under a lease.
@@ -603,6 +612,38 @@ async fn version_conflict_is_answered_by_the_handler() {
     assert_eq!(reply.text(), "a row of counter has changed: expected version 99, found version 1");
     assert_eq!((server.begun(), books.value(1).await), (2, 0));
     assert!(is_new(&server, "a").await);
+}
+
+/// PostgreSQL refuses every further statement of the transaction.
+#[tokio::test]
+async fn handler_that_ignores_a_failed_statement_is_500() {
+    if DATABASE != Database::Postgres {
+        return;
+    }
+    let (books, server) = shop().await;
+    for _ in 0..2 {
+        server.post("/charge/ignorant", "a").await.is(500, "not-set-up");
+        assert!(is_new(&server, "a").await);
+    }
+    assert_eq!((server.begun(), books.value(1).await), (2, 0));
+}
+
+#[tokio::test]
+async fn commit_refused_by_a_constraint_is_500() {
+    if DATABASE.is_mysql() {
+        return; // It has no deferred constraints.
+    }
+    let (books, server) = shop().await;
+    run(
+        &books.pool,
+        "CREATE TABLE visit (counter INTEGER NOT NULL REFERENCES counter (id) DEFERRABLE INITIALLY DEFERRED)",
+    )
+    .await;
+    for _ in 0..2 {
+        server.post("/charge/dangling", "a").await.is(500, "not-set-up");
+        assert!(is_new(&server, "a").await);
+    }
+    assert_eq!((server.begun(), books.value(1).await), (2, 0));
 }
 
 #[tokio::test]

@@ -4,10 +4,12 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use sqlx::error::ErrorKind;
 
 use super::super::Outcome;
 use super::key_header::IDEMPOTENCY_KEY;
 use crate::error::Error;
+use crate::transaction::retry::COMMIT;
 
 /// The page that describes the types, each under a heading of its own.
 const TYPES: &str = "https://docs.rs/sqlock/latest/sqlock/idempotency/http/index.html#";
@@ -64,8 +66,8 @@ impl Problem {
         Self::NotSetUp(detail)
     }
 
-    /// Returns the problem of an error of this crate after which the work does not run. The message
-    /// is logged, and not sent to the client.
+    /// Returns the problem of an error of this crate with which a request takes no effect, or its
+    /// stored response cannot be read. The message is logged, and not sent to the client.
     pub(super) fn from_error(error: &Error) -> Self {
         let problem = match error {
             Error::Lost { .. } => Self::InProgress,
@@ -76,17 +78,23 @@ impl Problem {
             Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
             Error::Row { .. } => Self::NotSetUp("the transaction is not one of this database"),
             Error::NotClaimed => Self::NotSetUp("the handler went on after a deadlock had rolled its transaction back"),
+            Error::Database { source, .. } if is_after_failure(source) => {
+                Self::NotSetUp("the handler went on after a statement of its transaction had failed")
+            }
+            Error::Database { attempted: COMMIT, source } if violates_constraint(source) => {
+                Self::NotSetUp("a deferred constraint refused the commit of the handler's transaction")
+            }
             _ => Self::StoreUnavailable,
         };
         match problem {
             Self::InProgress | Self::RequestTooLarge => {}
             Self::StoreUnavailable if error.is_closed() => {
-                tracing::debug!(error = %error.report(), "a request with an idempotency key was not run")
+                tracing::debug!(error = %error.report(), "a request with an idempotency key took no effect")
             }
             Self::StoreUnavailable => {
-                tracing::warn!(error = %error.report(), "a request with an idempotency key was not run")
+                tracing::warn!(error = %error.report(), "a request with an idempotency key took no effect")
             }
-            _ => tracing::error!(error = %error.report(), "a request with an idempotency key cannot be run"),
+            _ => tracing::error!(error = %error.report(), "a request with an idempotency key cannot be served"),
         }
         problem
     }
@@ -220,6 +228,16 @@ impl Problem {
             _ => return None,
         }))
     }
+}
+
+/// Returns whether PostgreSQL refused a statement because an earlier one of its transaction had
+/// failed.
+fn is_after_failure(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("25P02")
+}
+
+fn violates_constraint(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.kind() != ErrorKind::Other)
 }
 
 impl IntoResponse for Problem {
