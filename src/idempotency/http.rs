@@ -143,11 +143,12 @@
 //! transaction was rolled back; under a lease the outcome is unknown.
 //! ## not-set-up
 //! 500: there is no layer around the handler, or the transaction is not one of the database that
-//! has the records, or what is stored cannot be [opened](crate::idempotency::Idempotency::seal). Or
-//! the handler has ignored the key, and succeeded, where one is
-//! [required](IdempotencyLayer::required): a repeated request would take effect again. Or the
-//! handler went on after a deadlock had rolled its transaction back or, on PostgreSQL, after a
-//! statement had failed, or a deferred constraint refused the commit, so nothing took effect.
+//! has the records, or, on SQLite, it was begun without BEGIN IMMEDIATE and met another writer, or
+//! what is stored cannot be [opened](crate::idempotency::Idempotency::seal). Or the handler has
+//! ignored the key, and succeeded, where one is [required](IdempotencyLayer::required): a repeated
+//! request would take effect again. Or the handler went on after a deadlock had rolled its
+//! transaction back or, on PostgreSQL, after a statement had failed, or a deferred constraint
+//! refused the commit, so nothing took effect.
 //!
 //! # Rules met
 //!

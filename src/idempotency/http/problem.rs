@@ -8,7 +8,7 @@ use sqlx::error::ErrorKind;
 
 use super::super::Outcome;
 use super::key_header::IDEMPOTENCY_KEY;
-use crate::error::Error;
+use crate::error::{Error, RowError};
 use crate::transaction::retry::COMMIT;
 
 /// The page that describes the types, each under a heading of its own.
@@ -76,6 +76,9 @@ impl Problem {
             Error::Sealed { .. } => Self::NotSetUp("what is stored cannot be sealed or opened"),
             Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is not one"),
             Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
+            Error::Row { cause: RowError::Deferred, .. } => {
+                Self::NotSetUp("on SQLite, the transaction must begin with BEGIN IMMEDIATE")
+            }
             Error::Row { .. } => Self::NotSetUp("the transaction is not one of this database"),
             Error::NotClaimed => Self::NotSetUp("the handler went on after a deadlock had rolled its transaction back"),
             Error::Database { source, .. } if is_after_failure(source) => {
@@ -278,6 +281,13 @@ mod tests {
     fn lost_claim_is_blamed_on_the_handler() {
         let problem = Problem::from_error(&Error::NotClaimed);
         assert!(matches!(problem, Problem::NotSetUp(detail) if detail.contains("the handler")), "{problem:?}");
+    }
+
+    #[test]
+    fn deferred_transaction_is_told_how_to_begin() {
+        let error = Error::Row { table: "sqlock_idem".into(), cause: RowError::Deferred };
+        let problem = Problem::from_error(&error);
+        assert!(matches!(problem, Problem::NotSetUp(detail) if detail.contains("BEGIN IMMEDIATE")), "{problem:?}");
     }
 
     #[test]
