@@ -112,9 +112,9 @@ pub enum Error {
     },
 
     /// The connection was lost during the commit of a [`Retry`](crate::retry::Retry) or of an
-    /// [`Idempotency::run`](crate::idempotency::Idempotency::run), or, on MySQL or SQLite, a
-    /// statement of the closure had ended the transaction. The transaction may have taken effect:
-    /// read the data before running it again.
+    /// [`Idempotency::run`](crate::idempotency::Idempotency::run), or SQLite met an I/O error in
+    /// the commit, or, on MySQL or SQLite, a statement of the closure had ended the transaction.
+    /// The transaction may have taken effect: read the data before running it again.
     #[error("it is not known whether the transaction was committed")]
     CommitUnknown {
         /// The error of the driver.

@@ -50,7 +50,9 @@ impl Fault {
         match error {
             // Class 08 has transaction_resolution_unknown; a session that is shut down while a
             // standby confirms has committed.
-            sqlx::Error::Database(_) => Self::from_error(error) == Self::Severed,
+            sqlx::Error::Database(source) => {
+                Self::from_error(error) == Self::Severed || is_sqlite_io_error(source.as_ref())
+            }
             _ => true,
         }
     }
@@ -210,6 +212,26 @@ pub(crate) fn reason(error: &sqlx::Error) -> String {
     }
 }
 
+/// Returns whether SQLite could not read, write or sync a file. A COMMIT may fail so after its
+/// commit point: the journal is deleted and its directory cannot be synced, or the end of the
+/// database file cannot be cut off; or the commit stands in the WAL and cannot be synced, where a
+/// recovery finds it.
+/// <https://www.sqlite.org/atomiccommit.html#_deleting_the_rollback_journal>
+fn is_sqlite_io_error(error: &dyn DatabaseError) -> bool {
+    #[cfg(feature = "sqlite")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
+        return is_io_error(error.code().as_deref().unwrap_or_default());
+    }
+    let _ = error;
+    false
+}
+
+/// The low byte is the primary code: IOERR with all its kinds.
+#[cfg(feature = "sqlite")]
+fn is_io_error(code: &str) -> bool {
+    code.parse::<u32>().is_ok_and(|code| code & 0xff == 10)
+}
+
 pub(super) fn is_sqlite_busy(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(error) = error else {
         return false;
@@ -224,6 +246,15 @@ pub(super) fn is_sqlite_busy(error: &sqlx::Error) -> bool {
 #[cfg(all(test, any(feature = "mysql", feature = "sqlite")))]
 mod tests {
     use super::*;
+
+    /// SQLITE_IOERR, SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_TRUNCATE; and
+    /// SQLITE_BUSY, SQLITE_FULL, SQLITE_CONSTRAINT_FOREIGNKEY.
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn io_errors_of_sqlite_have_many_codes() {
+        assert!(["10", "1034", "1290", "1546"].into_iter().all(is_io_error));
+        assert!(!["5", "13", "787"].into_iter().any(is_io_error));
+    }
 
     #[cfg(feature = "mysql")]
     #[test]

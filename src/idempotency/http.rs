@@ -133,8 +133,8 @@
 //! 503, `Retry-After: 1`: every attempt at the transaction met a concurrent change. Nothing took
 //! effect. (A [version conflict](crate::Error::Conflict) is answered by the handler.)
 //! ## commit-unknown
-//! 503, `Retry-After: 1`: the connection was lost during the commit. A request with the same key
-//! finds out.
+//! 503, `Retry-After: 1`: the connection was lost during the commit, or SQLite met an I/O error in
+//! it. A request with the same key finds out.
 //! ## response-not-storable
 //! 500: the handler's response ended before it was complete. The transaction was rolled back; under
 //! a lease the outcome is unknown.

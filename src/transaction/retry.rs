@@ -261,7 +261,7 @@ pub(crate) enum AttemptEnd<E> {
     Conflict(RunError<E>),
     /// A statement of the closure rolled back or committed the transaction.
     EndedByWork(sqlx::Error),
-    /// The connection was lost during the commit.
+    /// The connection was lost during the commit, or SQLite met an I/O error in it.
     CommitUnknown(sqlx::Error),
     /// Another attempt would fail in the same way.
     Final(RunError<E>),
