@@ -89,21 +89,25 @@ impl Client {
     }
 }
 
+/// A caller's wait for a name.
+#[derive(Clone, Debug)]
+struct Wait {
+    waiter: WaiterId,
+    name: LockName,
+    owner: Owner,
+    mode: Mode,
+    is_renewed: bool,
+    since: u64,
+    is_try: bool,
+    is_unlimited: bool,
+    /// The exported lease that the caller resumes.
+    resumes: Option<Exported>,
+}
+
 #[derive(Debug)]
 enum ActorState {
     Idle,
-    Waiting {
-        waiter: WaiterId,
-        name: LockName,
-        owner: Owner,
-        mode: Mode,
-        is_renewed: bool,
-        since: u64,
-        is_try: bool,
-        is_unlimited: bool,
-        /// The exported lease that the actor resumes.
-        resumes: Option<Exported>,
-    },
+    Waiting(Wait),
     /// The caller waits for a change of its lease.
     Changing {
         lease: LeaseId,
@@ -125,6 +129,40 @@ struct Actor {
     left: u32,
 }
 
+/// A request that the store has prepared but not committed.
+struct Transaction {
+    prepared: Prepared,
+    client: usize,
+    life: u32,
+    request: RequestId,
+    is_rolled_back: bool,
+}
+
+/// An exported lease that a caller may resume.
+#[derive(Clone)]
+struct Resumable {
+    exported: Exported,
+    name: LockName,
+    owner: Owner,
+    mode: Mode,
+}
+
+/// A resumed lease that its caller has not received yet.
+struct Delivery {
+    client: usize,
+    lease: LeaseId,
+    exported: Exported,
+}
+
+/// A lease whose caller waits for the verdict of its release.
+struct Releasing {
+    name: LockName,
+    token: FencingToken,
+    actor: usize,
+    /// When the caller released the lease, by the store's clock.
+    asked_at: i64,
+}
+
 /// A transaction that a caller has fenced.
 struct Fenced {
     name: LockName,
@@ -141,7 +179,7 @@ pub(super) struct World {
     order: u64,
     schedule: BinaryHeap<Reverse<Scheduled>>,
     store: Memory,
-    transactions: BTreeMap<TransactionId, (Prepared, usize, u32, RequestId, bool)>,
+    transactions: BTreeMap<TransactionId, Transaction>,
     next_transaction: TransactionId,
     store_is_away_until: u64,
     failover: Failover,
@@ -156,17 +194,16 @@ pub(super) struct World {
     informed: BTreeSet<(usize, LeaseId)>,
     /// Leases that have entered a holding of an informed holder.
     must_be_informed: Vec<(usize, LeaseId)>,
-    exported: Vec<(Exported, LockName, Owner, Mode)>,
-    /// Exported leases that no client has resumed, and when they were exported.
-    resumable: BTreeMap<AcquisitionId, u64>,
+    exported: Vec<Resumable>,
+    /// When leases were exported that no client has resumed.
+    exported_at: BTreeMap<AcquisitionId, u64>,
     handed_back: BTreeSet<(usize, LeaseId)>,
     /// The tries of a crowd.
     crowd: BTreeSet<WaiterId>,
     /// Leases of a crowd that are to be released at once.
     unwanted: Vec<(usize, LeaseId)>,
-    /// Resumed leases that are not delivered to their callers yet.
-    delivered: Vec<(usize, LeaseId, Exported)>,
-    releasing: BTreeMap<(usize, LeaseId), (LockName, FencingToken, usize, i64)>,
+    deliveries: Vec<Delivery>,
+    releasing: BTreeMap<(usize, LeaseId), Releasing>,
     fenced: BTreeMap<TransactionId, Fenced>,
     newest: BTreeMap<LockName, i64>,
     idle_since: BTreeMap<&'static str, u64>,
@@ -199,8 +236,8 @@ impl World {
             informed: BTreeSet::new(),
             must_be_informed: Vec::new(),
             exported: Vec::new(),
-            resumable: BTreeMap::new(),
-            delivered: Vec::new(),
+            exported_at: BTreeMap::new(),
+            deliveries: Vec::new(),
             handed_back: BTreeSet::new(),
             crowd: BTreeSet::new(),
             unwanted: Vec::new(),

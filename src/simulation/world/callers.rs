@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::super::checker::{self, Belief};
-use super::{Actor, ActorState, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent, owner};
+use super::{
+    Actor, ActorState, Delivery, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, Releasing, Resumable, SECOND, Wait,
+    World, WorldEvent, owner,
+};
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
     Amendment, Exported, Grant, HoldTime, Input, LeaseId, NotAmended, Refusal, Verdict, WaitMode, WaiterId, Wish,
@@ -27,7 +30,7 @@ impl World {
         match self.actors[actor].state {
             ActorState::Idle => self.wish(actor),
             // The actor stops waiting.
-            ActorState::Waiting { waiter, .. } => {
+            ActorState::Waiting(Wait { waiter, .. }) => {
                 self.tell(|| format!("client {client} cancels {waiter:?}"));
                 self.rest(actor);
                 self.feed(client, life, Input::Cancel { waiter });
@@ -99,10 +102,9 @@ impl World {
             format!("{name} {mode:?} ttl {ttl} {wait_mode:?} kept {is_renewed} reenters {reenters} {hold_time:?}");
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
         let is_unlimited = wait_mode == WaitMode::Wait(None);
-        let (is_try, since) = (kind < 3, self.now);
-        let resumes = None;
-        self.actors[actor].state =
-            ActorState::Waiting { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
+        let (is_try, since, resumes) = (kind < 3, self.now, None);
+        let wait = Wait { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
+        self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         if is_unlimited && self.random.permille(200) && self.now < FAULTS_END {
             let (turn, delay) = (self.actors[actor].turn, self.random.below(3 * SECOND));
@@ -145,7 +147,7 @@ impl World {
 
     pub(super) fn waiting(&self, client: usize, waiter: WaiterId) -> Option<usize> {
         let waits = |actor: &Actor| {
-            actor.client == client && matches!(actor.state, ActorState::Waiting { waiter: w, .. } if w == waiter)
+            actor.client == client && matches!(&actor.state, ActorState::Waiting(wait) if wait.waiter == waiter)
         };
         self.actors.iter().position(waits)
     }
@@ -158,18 +160,16 @@ impl World {
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is granted a name without waiting for it"));
         };
-        let ActorState::Waiting { name, owner, mode, is_renewed, since, resumes, .. } = &self.actors[actor].state
-        else {
+        let ActorState::Waiting(wait) = &self.actors[actor].state else {
             return;
         };
-        let (name, owner, mode, is_renewed, since, resumes) =
-            (name.clone(), *owner, *mode, *is_renewed, *since, *resumes);
+        let Wait { name, owner, mode, is_renewed, since, resumes, .. } = wait.clone();
         self.summary.grants += 1;
         match resumes {
             Some(exported) if exported.token != grant.token => {
                 self.violate(format!("client {client} resumes {exported:?} of {name} and gets {}", grant.token));
             }
-            Some(exported) => self.delivered.push((client, grant.lease, exported)),
+            Some(exported) => self.deliveries.push(Delivery { client, lease: grant.lease, exported }),
             None => self.check_order(client, &name, mode, since),
         }
         // An owner may enter a holding that a failover has brought back.
@@ -220,10 +220,10 @@ impl World {
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is refused without waiting"));
         };
-        let ActorState::Waiting { is_try, is_unlimited, resumes, .. } = self.actors[actor].state else {
+        let ActorState::Waiting(Wait { is_try, is_unlimited, resumes, .. }) = self.actors[actor].state else {
             return;
         };
-        let exported_at = resumes.and_then(|exported| self.resumable.remove(&exported.id));
+        let exported_at = resumes.and_then(|exported| self.exported_at.remove(&exported.id));
         match refusal {
             Refusal::Lost if exported_at.is_some_and(|at| self.now < at + SECOND) => {
                 self.violate(format!("client {client}: {waiter:?} resumes {resumes:?}: refused as lost"));
@@ -335,9 +335,10 @@ impl World {
         self.evicted.remove(&(client, lease));
         if let Some(belief) = self.beliefs.remove(&(client, lease)) {
             if belief.is_renewed && self.profile.is_calm() {
-                self.resumable.insert(exported.id, self.now);
+                self.exported_at.insert(exported.id, self.now);
             }
-            self.exported.push((exported, belief.name, belief.owner, belief.mode));
+            let Belief { name, owner, mode, .. } = belief;
+            self.exported.push(Resumable { exported, name, owner, mode });
         }
         self.rest(actor);
     }
@@ -346,13 +347,14 @@ impl World {
     pub(super) fn resume(&mut self, actor: usize) {
         let client = self.actors[actor].client;
         let chosen = self.random.below(self.exported.len() as u64) as usize;
-        let (exported, name, owner, mode) = if self.random.permille(100) {
+        let chosen = if self.random.permille(100) {
             let again = self.exported[chosen].clone();
-            self.resumable.remove(&again.0.id);
+            self.exported_at.remove(&again.exported.id);
             again
         } else {
             self.exported.swap_remove(chosen)
         };
+        let Resumable { exported, name, owner, mode } = chosen;
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
         let now = self.clients[client].local(self.now);
@@ -370,8 +372,8 @@ impl World {
         self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
         let (since, resumes) = (self.now, Some(exported));
         let (is_renewed, is_try, is_unlimited) = (false, true, false);
-        self.actors[actor].state =
-            ActorState::Waiting { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
+        let wait = Wait { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
+        self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;
         self.feed(client, life, Input::Resume { waiter, wish, exported });
@@ -385,16 +387,17 @@ impl World {
             return self.rest(actor);
         };
         self.evicted.remove(&(client, lease));
-        let asked_at = self.store_clock();
-        self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
+        let (Belief { name, token, .. }, asked_at) = (belief, self.store_clock());
+        self.releasing.insert((client, lease), Releasing { name, token, actor, asked_at });
         self.tell(|| format!("client {client} releases {lease:?}"));
         self.feed(client, life, Input::Release { lease });
     }
 
     pub(super) fn released(&mut self, client: usize, lease: LeaseId, verdict: &Verdict) {
-        let Some((name, token, actor, asked_at)) = self.releasing.remove(&(client, lease)) else {
+        let Some(released) = self.releasing.remove(&(client, lease)) else {
             return self.violate(format!("client {client}: {lease:?} was not being released"));
         };
+        let Releasing { name, token, actor, asked_at } = released;
         self.summary.released += 1;
         if matches!(verdict, Verdict::Unknown) {
             self.summary.unknown += 1;

@@ -1,6 +1,6 @@
 //! Checks of the whole world, after each event and at the end.
 
-use super::{Actor, ActorState, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND, SERVED_WITHIN, World};
+use super::{Actor, ActorState, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND, SERVED_WITHIN, Wait, World};
 use crate::backend::memory::Prepared;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -55,7 +55,7 @@ impl World {
     pub(super) fn check_idle(&mut self) {
         for name in ["a", "b"] {
             let is_held = self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now);
-            let waits = |actor: &Actor| matches!(&actor.state, ActorState::Waiting { name: n, is_unlimited: true, .. } if n.as_str() == name);
+            let waits = |actor: &Actor| matches!(&actor.state, ActorState::Waiting(wait) if wait.is_unlimited && wait.name.as_str() == name);
             let since = self.idle_since.entry(name).or_insert(0);
             if is_held || !self.actors.iter().any(waits) || self.now < FAULTS_END {
                 *since = self.now;
@@ -71,7 +71,7 @@ impl World {
     pub(super) fn check_waits(&mut self) {
         let late = |since: u64| self.now > since.max(FAULTS_END) + SERVED_WITHIN;
         let stuck = self.actors.iter().find_map(|actor| match &actor.state {
-            ActorState::Waiting { waiter, since, name, .. } if late(*since) => {
+            ActorState::Waiting(Wait { waiter, since, name, .. }) if late(*since) => {
                 Some((actor.client, *waiter, name.clone()))
             }
             _ => None,
@@ -91,7 +91,7 @@ impl World {
             return;
         }
         let earlier = self.actors.iter().find_map(|actor| match &actor.state {
-            ActorState::Waiting { waiter, name: n, mode: m, since: s, is_unlimited: true, .. }
+            ActorState::Waiting(Wait { waiter, name: n, mode: m, since: s, is_unlimited: true, .. })
                 if n == name && s + 50 * MILLISECOND < since && (mode == Mode::Exclusive || *m == Mode::Exclusive) =>
             {
                 Some((actor.client, *waiter))

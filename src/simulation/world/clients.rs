@@ -1,8 +1,8 @@
 //! Clients: the inputs and the actions of their engines.
 
-use super::super::checker;
-use super::{Actor, ActorState, Pending, World, WorldEvent, describe};
-use crate::engine::{Action, Engine, Exported, Grant, Input, LeaseId};
+use super::super::checker::{self, Belief};
+use super::{Actor, ActorState, Delivery, Pending, Releasing, Resumable, World, WorldEvent, describe};
+use crate::engine::{Action, Engine, Grant, Input, LeaseId};
 use crate::error::LossCause;
 use crate::protocol::{AcquisitionId, ClientId, Mode, Request};
 
@@ -52,8 +52,8 @@ impl World {
             self.at(at, WorldEvent::Wake { client, life });
         }
         self.believe(client);
-        while let Some((client, lease, exported)) = self.delivered.pop() {
-            self.deliver(client, lease, exported);
+        while let Some(delivery) = self.deliveries.pop() {
+            self.deliver(delivery);
         }
         while let Some((client, lease)) = self.unwanted.pop() {
             let life = self.clients[client].life;
@@ -62,10 +62,10 @@ impl World {
     }
 
     /// Delivers a resumed lease to its caller, or releases it if the caller has left.
-    pub(super) fn deliver(&mut self, client: usize, lease: LeaseId, exported: Exported) {
+    pub(super) fn deliver(&mut self, Delivery { client, lease, exported }: Delivery) {
         let life = self.clients[client].life;
         if !self.random.permille(150) {
-            self.resumable.remove(&exported.id);
+            self.exported_at.remove(&exported.id);
             return self.feed(client, life, Input::Delivered { lease, exported });
         }
         let holds = |actor: &Actor| {
@@ -79,11 +79,11 @@ impl World {
         let Some(belief) = self.beliefs.remove(&(client, lease)) else {
             return;
         };
-        let is_exclusive = belief.mode == Mode::Exclusive;
-        self.exported.push((exported, belief.name.clone(), belief.owner, belief.mode));
-        if is_exclusive {
+        let Belief { name, owner, mode, token, .. } = belief;
+        self.exported.push(Resumable { exported, name: name.clone(), owner, mode });
+        if mode == Mode::Exclusive {
             let asked_at = self.store_clock();
-            self.releasing.insert((client, lease), (belief.name, belief.token, actor, asked_at));
+            self.releasing.insert((client, lease), Releasing { name, token, actor, asked_at });
         }
         self.handed_back.insert((client, lease));
         self.rest(actor);

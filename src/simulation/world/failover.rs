@@ -74,7 +74,7 @@ impl World {
         self.failover.copies.clear();
         self.transactions.clear();
         self.fenced.clear();
-        self.resumable.clear();
+        self.exported_at.clear();
         self.store_is_away_until = self.now + lasts;
         self.failover.until = self.now + lasts + 2 * SECOND;
         self.disturb_all(self.failover.until);

@@ -1,6 +1,6 @@
 //! Requests in transit: lost, late, answered and repeated ones.
 
-use super::{ATTEMPT, ATTEMPTS, LOCK_WAIT, MILLISECOND, SECOND, World, WorldEvent};
+use super::{ATTEMPT, ATTEMPTS, LOCK_WAIT, MILLISECOND, SECOND, Transaction, World, WorldEvent};
 use crate::backend::memory::TransactionId;
 use crate::engine::{Answer, Input, RequestId, SharedError};
 use crate::protocol::{ReleaseOutcome, Request, Response};
@@ -95,16 +95,18 @@ impl World {
                 if is_rolled_back || takes > MILLISECOND {
                     self.disturb_all(self.now + takes);
                 }
-                self.transactions.insert(transaction, (prepared, client, life, request, is_rolled_back));
+                let prepared = Transaction { prepared, client, life, request, is_rolled_back };
+                self.transactions.insert(transaction, prepared);
                 self.after(takes, WorldEvent::Commit { transaction });
             }
         }
     }
 
     pub(super) fn commit(&mut self, transaction: TransactionId) {
-        let Some((prepared, client, life, request, is_rolled_back)) = self.transactions.remove(&transaction) else {
+        let Some(prepared) = self.transactions.remove(&transaction) else {
             return;
         };
+        let Transaction { prepared, client, life, request, is_rolled_back } = prepared;
         if is_rolled_back {
             self.tell(|| format!("  {} is rolled back, without a reply", request.0));
             return self.store.unlock(transaction);
