@@ -96,6 +96,8 @@ mutations! {
     SeeFirstOnly,
     /// Names with an acquisition that ended shortly before an interruption are not read after it.
     ForgetEnded,
+    /// A failed or repeated heartbeat discards the earlier ones.
+    DiscardBeats,
 }
 
 #[cfg(test)]

@@ -143,6 +143,9 @@ impl Heartbeat {
     pub(super) fn interrupted(&mut self) {
         self.is_interrupted = !is_on(Mutation::TrustAnyStore);
         self.has_failed = true;
+        if is_on(Mutation::DiscardBeats) {
+            self.beat_at = None;
+        }
     }
 
     /// Records that another request was repeated. Before the first beat, only this tells that the

@@ -29,6 +29,7 @@ use failover::Failover;
 use schedule::{Scheduled, WorldEvent};
 pub(crate) use summary::Summary;
 
+const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
 

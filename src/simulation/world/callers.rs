@@ -270,6 +270,8 @@ impl World {
             }
             3 => {
                 let hold_time = HoldTime { at_least: lasts / 8, at_most: Some(lasts / 4) };
+                // The lease may end earlier than before.
+                belief.until = 0;
                 self.tell(|| format!("client {client} limits {lease:?}: {hold_time:?}"));
                 self.hold_on(actor, lease);
                 return self.feed(client, life, Input::StartHoldTime { lease, hold_time });

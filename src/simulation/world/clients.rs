@@ -1,7 +1,7 @@
 //! Clients: the inputs and the actions of their engines.
 
 use super::super::checker::{self, Belief};
-use super::{Actor, ActorState, Delivery, Pending, Releasing, Resumable, World, WorldEvent, describe};
+use super::{Actor, ActorState, Delivery, MICROSECOND, Pending, Releasing, Resumable, World, WorldEvent, describe};
 use crate::engine::{Action, Engine, Grant, Input, LeaseId};
 use crate::error::LossCause;
 use crate::protocol::{AcquisitionId, ClientId, Mode, Request};
@@ -90,8 +90,8 @@ impl World {
         self.feed(client, life, Input::HandBack { lease, exported });
     }
 
-    /// Updates the deadlines of a client's leases, and checks that no two holders believe in one
-    /// name.
+    /// Updates the deadlines of a client's leases, and checks that they do not go back, and that no
+    /// two holders believe in one name.
     pub(super) fn believe(&mut self, client: usize) {
         let Some(engine) = &self.clients[client].engine else {
             return;
@@ -101,11 +101,18 @@ impl World {
             .range((client, LeaseId(0))..=(client, LeaseId(u64::MAX)))
             .map(|((_, lease), _)| *lease)
             .collect();
+        let mut shortened = None;
         for lease in leases {
             let until = engine.deadline(lease).map_or(0, |deadline| self.clients[client].global(deadline));
             if let Some(belief) = self.beliefs.get_mut(&(client, lease)) {
+                if until > 0 && until < belief.until {
+                    shortened = Some(lease);
+                }
                 belief.until = until;
             }
+        }
+        if let Some(lease) = shortened {
+            self.violate(format!("client {client}: the deadline of {lease:?} goes back"));
         }
         let beliefs = self.beliefs.iter().filter(|(key, _)| self.is_undisputed(key)).map(|(_, belief)| belief);
         if let Err(violation) = checker::exclusion(self.now, beliefs) {
@@ -152,7 +159,12 @@ impl World {
                 self.tell(|| format!("client {client} lost {lease:?}: {cause:?}"));
                 self.summary.lost += 1;
                 self.evicted.remove(&(client, lease));
-                let was_renewed = self.beliefs.remove(&(client, lease)).is_some_and(|belief| belief.is_renewed);
+                let belief = self.beliefs.remove(&(client, lease));
+                let has_time = belief.as_ref().is_some_and(|belief| belief.until > self.now + MICROSECOND);
+                if cause == LossCause::Expired && has_time {
+                    self.violate(format!("client {client} lost {lease:?} as expired before its deadline"));
+                }
+                let was_renewed = belief.is_some_and(|belief| belief.is_renewed);
                 if self.profile.is_calm() && was_renewed && cause != LossCause::MaxHold {
                     self.violate(format!("client {client} lost a lease without a reason: {cause:?}"));
                 }
