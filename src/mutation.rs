@@ -98,6 +98,8 @@ mutations! {
     ForgetEnded,
     /// A failed or repeated heartbeat discards the earlier ones.
     DiscardBeats,
+    /// A grant to another client lasts for the requested TTL, although that client may be dead.
+    GrantForLong,
 }
 
 #[cfg(test)]

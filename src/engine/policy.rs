@@ -56,7 +56,7 @@ pub(crate) fn decide(
     let next = successors(&sharing, &waiting);
     let grantee = |entry: &&EntryRow| Grantee {
         id: entry.id,
-        ttl: if entry.client == Some(own) { entry.ttl } else { entry.ttl.min(GRANT) },
+        ttl: if entry.client == Some(own) || is_on(Mutation::GrantForLong) { entry.ttl } else { entry.ttl.min(GRANT) },
     };
     let may_be_free = sharing.is_empty() && row.holder != Holder::Nobody;
     let claim = claim.filter(|claim| waiting.is_empty() && !queue.is_cut_off && fits(claim.mode, &sharing));

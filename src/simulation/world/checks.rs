@@ -4,7 +4,8 @@ use super::{Actor, ActorState, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND
 use crate::backend::memory::Prepared;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{ClientId, EntryState, Holder, Mode, Request, Response};
+use crate::protocol::timing::GRANT;
+use crate::protocol::{ClientId, EntryState, Holder, Mode, Request, Response, Transition};
 
 impl World {
     /// Checks that no other owner is granted a name while a transaction is open that its holder has
@@ -47,6 +48,23 @@ impl World {
         let is_prompt = self.profile.late_requests == 0 && self.clients[client].disturbed_at + SECOND < self.now;
         if is_prompt && grants && grantees.iter().any(|grantee| is_dead(grantee.id)) {
             self.violate(format!("{name} was granted to a client that is dead"));
+        }
+    }
+
+    /// Checks that a client grants a name to the entry of another client for a short time only: the
+    /// other client may be dead.
+    pub(super) fn check_grant_time(&mut self, client: usize, life: u32, body: &Request) {
+        let Request::Transition(Transition { name, change, .. }) = body else {
+            return;
+        };
+        // The entries of an earlier life have another client.
+        if self.clients[client].life != life {
+            return;
+        }
+        let own = Some(self.clients[client].id);
+        let is_other = |id| self.store.entries.get(&(name.clone(), id)).is_some_and(|entry| entry.client != own);
+        if change.grantees().iter().any(|grantee| grantee.ttl > GRANT && is_other(grantee.id)) {
+            self.violate(format!("client {client} grants {name} to another client for more than {GRANT:?}"));
         }
     }
 
