@@ -100,6 +100,8 @@ mutations! {
     DiscardBeats,
     /// A grant to another client lasts for the requested TTL, although that client may be dead.
     GrantForLong,
+    /// A lease that another client granted keeps the short TTL of its grant.
+    KeepShortTtl,
 }
 
 #[cfg(test)]

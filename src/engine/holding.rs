@@ -140,7 +140,7 @@ impl Holding {
             ttl,
             deadline: since + relied_on(lasts),
             epoch,
-            extend_at: (ttl < claim.ttl).then(|| now + EXTEND_AFTER),
+            extend_at: (ttl < claim.ttl && !is_on(Mutation::KeepShortTtl)).then(|| now + EXTEND_AFTER),
             retry_at: now,
             look_at: None,
             pause: FIRST_PAUSE,

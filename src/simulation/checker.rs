@@ -1,11 +1,13 @@
 //! The invariants of a run.
 
+use std::time::Duration;
+
 use crate::backend::memory::End;
 use crate::engine::Verdict;
 use crate::error::LossCause;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::Mode;
+use crate::protocol::{AcquisitionId, Mode};
 use crate::token::FencingToken;
 
 /// A lease that a caller believes in.
@@ -13,8 +15,12 @@ use crate::token::FencingToken;
 pub(super) struct Belief {
     pub(super) client: usize,
     pub(super) name: LockName,
+    /// The acquisition, which other leases of the owner may share.
+    pub(super) id: AcquisitionId,
     pub(super) owner: Owner,
     pub(super) mode: Mode,
+    /// The requested TTL.
+    pub(super) ttl: Duration,
     pub(super) token: FencingToken,
     /// The token of an unanswered raise, which the lease may have.
     pub(super) may_have: Option<FencingToken>,

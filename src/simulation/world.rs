@@ -13,6 +13,7 @@ mod summary;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::checker::Belief;
 use super::profile::Profile;
@@ -52,6 +53,9 @@ const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 2_500 * MILLISECOND + 2 * 3 * SE
 const LOCK_WAIT: u64 = SECOND;
 /// How long the client of an evicted holder may take to notice, without faults.
 const NOTICED_WITHIN: u64 = 2_500 * MILLISECOND;
+/// How long a grant by another client may have less than its requested TTL in the store, without
+/// faults.
+const EXTENDED_WITHIN: u64 = 1_500 * MILLISECOND;
 
 struct Pending {
     body: Request,
@@ -97,6 +101,7 @@ struct Wait {
     name: LockName,
     owner: Owner,
     mode: Mode,
+    ttl: Duration,
     is_renewed: bool,
     since: u64,
     is_try: bool,
@@ -206,6 +211,8 @@ pub(super) struct World {
     deliveries: Vec<Delivery>,
     releasing: BTreeMap<(usize, LeaseId), Releasing>,
     fenced: BTreeMap<TransactionId, Fenced>,
+    /// When the last fenced transaction on a name ends.
+    fenced_until: BTreeMap<LockName, u64>,
     newest: BTreeMap<LockName, i64>,
     idle_since: BTreeMap<&'static str, u64>,
     owners: Vec<Owner>,
@@ -244,6 +251,7 @@ impl World {
             unwanted: Vec::new(),
             releasing: BTreeMap::new(),
             fenced: BTreeMap::new(),
+            fenced_until: BTreeMap::new(),
             newest: BTreeMap::new(),
             idle_since: BTreeMap::new(),
             owners: (1..=2).map(|n| owner(seed.wrapping_mul(7) + n)).collect(),
@@ -409,6 +417,7 @@ impl World {
                 }
             }
             WorldEvent::CheckInformed { client, life, lease, at } => self.check_informed(client, life, lease, at),
+            WorldEvent::CheckTtl { client, life, lease, at } => self.check_ttl(client, life, lease, at),
             WorldEvent::CheckForgotten { client, life, at } => self.check_forgotten(client, life, at),
             WorldEvent::Fault => self.fault(),
         }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::super::checker::{self, Belief};
 use super::{
-    Actor, ActorState, Delivery, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, Releasing, Resumable, SECOND, Wait,
-    World, WorldEvent, owner,
+    Actor, ActorState, Delivery, EXTENDED_WITHIN, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, Releasing,
+    Resumable, SECOND, Wait, World, WorldEvent, owner,
 };
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
@@ -69,7 +69,7 @@ impl World {
         } else {
             Mode::Exclusive
         };
-        let ttl = [1_000, 2_000, 5_000][self.random.below(3) as usize];
+        let ttl = Duration::from_secs([1, 2, 5][self.random.below(3) as usize]);
         let now = self.clients[client].local(self.now);
         let kind = self.random.below(10);
         let wait_mode = match kind {
@@ -88,7 +88,7 @@ impl World {
             owner,
             reenters,
             mode,
-            ttl: Duration::from_millis(ttl),
+            ttl,
             is_renewed,
             hold_time: HoldTime {
                 at_least: Duration::from_millis(if self.random.permille(100) { self.random.below(2_500) } else { 0 }),
@@ -99,11 +99,11 @@ impl World {
         };
         let (is_renewed, hold_time) = (wish.is_renewed, wish.hold_time);
         let text =
-            format!("{name} {mode:?} ttl {ttl} {wait_mode:?} kept {is_renewed} reenters {reenters} {hold_time:?}");
+            format!("{name} {mode:?} ttl {ttl:?} {wait_mode:?} kept {is_renewed} reenters {reenters} {hold_time:?}");
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
         let is_unlimited = wait_mode == WaitMode::Wait(None);
         let (is_try, since, resumes) = (kind < 3, self.now, None);
-        let wait = Wait { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
+        let wait = Wait { waiter, name, owner, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         if is_unlimited && self.random.permille(200) && self.now < FAULTS_END {
@@ -163,7 +163,7 @@ impl World {
         let ActorState::Waiting(wait) = &self.actors[actor].state else {
             return;
         };
-        let Wait { name, owner, mode, is_renewed, since, resumes, .. } = wait.clone();
+        let Wait { name, owner, mode, ttl, is_renewed, since, resumes, .. } = wait.clone();
         self.summary.grants += 1;
         match resumes {
             Some(exported) if exported.token != grant.token => {
@@ -193,10 +193,13 @@ impl World {
         }
         // A lease that enters a holding without a heartbeat may end with it.
         let is_renewed = is_renewed && !self.owners.contains(&owner);
-        let belief = Belief { client, name, owner, mode, token: grant.token, may_have: None, is_renewed, until: 0 };
+        let (id, token) = (grant.id, grant.token);
+        let belief = Belief { client, name, id, owner, mode, ttl, token, may_have: None, is_renewed, until: 0 };
         self.beliefs.insert((client, grant.lease), belief);
         self.note_if_lost((client, grant.lease));
         self.note_asked_grant(client, grant);
+        let life = self.clients[client].life;
+        self.after(EXTENDED_WITHIN, WorldEvent::CheckTtl { client, life, lease: grant.lease, at: self.now });
         let fences = self.random.permille(self.profile.fences);
         let held = self.random.below(2_500 * MILLISECOND);
         let held = match self.random.below(20) {
@@ -359,13 +362,13 @@ impl World {
         let Resumable { exported, name, owner, mode } = chosen;
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
-        let now = self.clients[client].local(self.now);
+        let (now, ttl) = (self.clients[client].local(self.now), Duration::from_secs(2));
         let wish = Wish {
             name: name.clone(),
             owner,
             reenters: true,
             mode,
-            ttl: Duration::from_millis(2_000),
+            ttl,
             is_renewed: true,
             hold_time: HoldTime::default(),
             label: "".into(),
@@ -374,7 +377,7 @@ impl World {
         self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
         let (since, resumes) = (self.now, Some(exported));
         let (is_renewed, is_try, is_unlimited) = (false, true, false);
-        let wait = Wait { waiter, name, owner, mode, is_renewed, since, is_try, is_unlimited, resumes };
+        let wait = Wait { waiter, name, owner, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;
@@ -434,9 +437,11 @@ impl World {
             Ok(true) => {
                 self.summary.fenced += 1;
                 self.tell(|| format!("client {client} begins a transaction fenced by token {token}"));
-                self.fenced.insert(transaction, Fenced { name, owner, mode, token, client });
                 let longest = if self.random.permille(200) { 3 * SECOND } else { 30 * MILLISECOND };
                 let takes = self.random.below(longest);
+                let fenced_until = self.fenced_until.entry(name.clone()).or_insert(0);
+                *fenced_until = (*fenced_until).max(self.now + takes);
+                self.fenced.insert(transaction, Fenced { name, owner, mode, token, client });
                 self.after(takes, WorldEvent::EndFence { transaction });
             }
             Ok(false) if until > self.now && self.is_undisputed(&(client, lease)) => {

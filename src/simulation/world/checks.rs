@@ -1,7 +1,10 @@
 //! Checks of the whole world, after each event and at the end.
 
+use super::super::checker::Belief;
 use super::{Actor, ActorState, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND, SERVED_WITHIN, Wait, World};
 use crate::backend::memory::Prepared;
+use crate::backend::micros;
+use crate::engine::LeaseId;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
@@ -66,6 +69,28 @@ impl World {
         if change.grantees().iter().any(|grantee| grantee.ttl > GRANT && is_other(grantee.id)) {
             self.violate(format!("client {client} grants {name} to another client for more than {GRANT:?}"));
         }
+    }
+
+    /// Checks that a lease which was granted at `at` has the requested TTL in the store.
+    pub(super) fn check_ttl(&mut self, client: usize, life: u32, lease: LeaseId, at: u64) {
+        let key = (client, lease);
+        let Some(Belief { name, id, ttl, .. }) = self.beliefs.get(&key).filter(|belief| belief.until > self.now) else {
+            return;
+        };
+        let is_delayed = self.was_delayed_since(client, name, at) || self.clients[client].life != life;
+        let row = self.store.leases.get(name).filter(|row| row.holder == Holder::Lease(*id)).map(|row| row.ttl);
+        let stored = row.or(self.store.entries.get(&(name.clone(), *id)).map(|entry| entry.ttl));
+        if !is_delayed && self.is_undisputed(&key) && stored.is_some_and(|stored| stored < micros(*ttl)) {
+            let violation = format!("client {client}: {lease:?} of {name} does not get its TTL");
+            self.violate(violation);
+        }
+    }
+
+    /// Returns whether a fault or a fence may have delayed a client's work on a name since a moment.
+    fn was_delayed_since(&self, client: usize, name: &LockName, at: u64) -> bool {
+        self.clients[client].disturbed_at >= at
+            || self.store_is_away_until >= at
+            || self.fenced_until.get(name).is_some_and(|until| *until >= at)
     }
 
     /// Checks that no name stays free while a caller waits for it, except for the time of its last

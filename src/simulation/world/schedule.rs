@@ -73,6 +73,12 @@ pub(super) enum WorldEvent {
         lease: LeaseId,
         at: u64,
     },
+    CheckTtl {
+        client: usize,
+        life: u32,
+        lease: LeaseId,
+        at: u64,
+    },
     CheckForgotten {
         client: usize,
         life: u32,
