@@ -102,6 +102,8 @@ mutations! {
     GrantForLong,
     /// A lease that another client granted keeps the short TTL of its grant.
     KeepShortTtl,
+    /// A waiter with an entry does not learn that its owner has got the name, and waits for itself.
+    WaitForOneself,
 }
 
 #[cfg(test)]

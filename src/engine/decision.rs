@@ -279,7 +279,10 @@ impl NameState {
             let holds = queue.row.owner == own && queue.row.holder != Holder::Nobody;
             if shares && waiter.claim.mode == Mode::Exclusive {
                 found.converting.push(waiter.id);
-            } else if holds && (queue.row.remaining.is_some() || queue.row.holder == Holder::Entries) {
+            } else if holds
+                && (queue.row.remaining.is_some() || queue.row.holder == Holder::Entries)
+                && !is_on(Mutation::WaitForOneself)
+            {
                 waiter.may_join = true;
                 if is_queued && !matches!(presence, Presence::Holding { .. }) {
                     found.vanished.push(id);

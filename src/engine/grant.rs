@@ -275,7 +275,8 @@ impl Engine {
             state.read_at = Some(now);
         }
         for waiter in self.names.get_mut(name).into_iter().flat_map(NameState::foremost_mut) {
-            waiter.may_join |= waiter.reenters && row.owner == Some(waiter.claim.owner) && is_valid;
+            let is_own = waiter.reenters && row.owner == Some(waiter.claim.owner);
+            waiter.may_join |= is_own && is_valid && !is_on(Mutation::WaitForOneself);
         }
         for (id, presence) in ids.iter().zip(presences) {
             let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(*id)) else {

@@ -53,6 +53,8 @@ const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 2_500 * MILLISECOND + 2 * 3 * SE
 const LOCK_WAIT: u64 = SECOND;
 /// How long the client of an evicted holder may take to notice, without faults.
 const NOTICED_WITHIN: u64 = 2_500 * MILLISECOND;
+/// How long a caller may wait for a lease of its own owner, without faults.
+const ENTERED_WITHIN: u64 = 2 * SECOND;
 /// How long a grant by another client may have less than its requested TTL in the store, without
 /// faults.
 const EXTENDED_WITHIN: u64 = 1_500 * MILLISECOND;
@@ -100,6 +102,8 @@ struct Wait {
     waiter: WaiterId,
     name: LockName,
     owner: Owner,
+    /// The caller named the owner.
+    reenters: bool,
     mode: Mode,
     ttl: Duration,
     is_renewed: bool,
@@ -133,6 +137,8 @@ struct Actor {
     state: ActorState,
     turn: u32,
     left: u32,
+    /// When the actor last waited for no lease of its own owner.
+    waits_for_others_at: u64,
 }
 
 /// A request that the store has prepared but not committed.
@@ -281,7 +287,7 @@ impl World {
             for _ in 0..=world.random.below(3) {
                 let left = 2 + world.random.below(4) as u32;
                 let actor = world.actors.len();
-                world.actors.push(Actor { client, state: ActorState::Idle, turn: 0, left });
+                world.actors.push(Actor { client, state: ActorState::Idle, turn: 0, left, waits_for_others_at: 0 });
                 let at = world.random.below(2 * SECOND);
                 world.at(at, WorldEvent::Actor { actor, turn: 0 });
             }
@@ -306,6 +312,7 @@ impl World {
             self.dispatch(event);
             self.check_waits();
             self.check_idle();
+            self.check_reentry();
             if self.now > LONGEST_RUN {
                 self.violate("the run does not come to an end".into());
             }

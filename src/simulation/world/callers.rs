@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::super::checker::{self, Belief};
 use super::{
-    Actor, ActorState, Delivery, EXTENDED_WITHIN, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN, Releasing,
-    Resumable, SECOND, Wait, World, WorldEvent, owner,
+    Actor, ActorState, Delivery, ENTERED_WITHIN, EXTENDED_WITHIN, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN,
+    Releasing, Resumable, SECOND, Wait, World, WorldEvent, owner,
 };
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
@@ -103,7 +103,7 @@ impl World {
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
         let is_unlimited = wait_mode == WaitMode::Wait(None);
         let (is_try, since, resumes) = (kind < 3, self.now, None);
-        let wait = Wait { waiter, name, owner, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
+        let wait = Wait { waiter, name, owner, reenters, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         if is_unlimited && self.random.permille(200) && self.now < FAULTS_END {
@@ -209,6 +209,7 @@ impl World {
         };
         // The hold is long enough to learn of a request from before the grant.
         let held = if self.was_asked(grant) { held + NOTICED_WITHIN } else { held };
+        let held = if self.is_awaited_by_owner(client, grant.lease) { held + ENTERED_WITHIN + SECOND } else { held };
         let releases_at = self.now + held;
         self.actors[actor].state = ActorState::Holding { lease: grant.lease, id: grant.id, releases_at, fences };
         self.actors[actor].turn += 1;
@@ -376,8 +377,8 @@ impl World {
         };
         self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
         let (since, resumes) = (self.now, Some(exported));
-        let (is_renewed, is_try, is_unlimited) = (false, true, false);
-        let wait = Wait { waiter, name, owner, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
+        let (reenters, is_renewed, is_try, is_unlimited) = (true, false, true, false);
+        let wait = Wait { waiter, name, owner, reenters, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;

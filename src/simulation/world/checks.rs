@@ -1,7 +1,9 @@
 //! Checks of the whole world, after each event and at the end.
 
 use super::super::checker::Belief;
-use super::{Actor, ActorState, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND, SERVED_WITHIN, Wait, World};
+use super::{
+    Actor, ActorState, ENTERED_WITHIN, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND, SERVED_WITHIN, Wait, World,
+};
 use crate::backend::memory::Prepared;
 use crate::backend::micros;
 use crate::engine::LeaseId;
@@ -9,6 +11,12 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{ClientId, EntryState, Holder, Mode, Request, Response, Transition};
+
+/// Whether a caller waits for a name that its own owner holds alone.
+fn can_enter(wait: &Wait, belief: &Belief) -> bool {
+    let is_own = wait.reenters && wait.owner == belief.owner && wait.name == belief.name;
+    is_own && wait.resumes.is_none() && belief.mode == Mode::Exclusive
+}
 
 impl World {
     /// Checks that no other owner is granted a name while a transaction is open that its holder has
@@ -69,6 +77,41 @@ impl World {
         if change.grantees().iter().any(|grantee| grantee.ttl > GRANT && is_other(grantee.id)) {
             self.violate(format!("client {client} grants {name} to another client for more than {GRANT:?}"));
         }
+    }
+
+    /// Checks that no caller waits for long while its own owner holds the name: it would wait for
+    /// itself.
+    pub(super) fn check_reentry(&mut self) {
+        for actor in 0..self.actors.len() {
+            let Actor { client, state, waits_for_others_at, .. } = &self.actors[actor];
+            let ActorState::Waiting(wait) = state else {
+                continue;
+            };
+            let may_enter = |(key, belief): &(&(usize, LeaseId), &Belief)| {
+                can_enter(wait, belief) && belief.until > self.now && self.is_undisputed(key)
+            };
+            let Some((_, held)) = self.beliefs.iter().find(may_enter) else {
+                self.actors[actor].waits_for_others_at = self.now;
+                continue;
+            };
+            let since = (*waits_for_others_at).max(wait.since);
+            let is_delayed =
+                [*client, held.client].iter().any(|client| self.was_delayed_since(*client, &wait.name, since));
+            if self.now > since + ENTERED_WITHIN && !is_delayed {
+                let violation =
+                    format!("client {client}: {:?} waits for {}, which its owner holds", wait.waiter, wait.name);
+                self.violate(violation);
+            }
+        }
+    }
+
+    /// Returns whether a caller of another client waits for an exclusive lease of its own owner.
+    pub(super) fn is_awaited_by_owner(&self, client: usize, lease: LeaseId) -> bool {
+        let Some(belief) = self.beliefs.get(&(client, lease)) else {
+            return false;
+        };
+        let mut others = self.actors.iter().filter(|actor| actor.client != client);
+        others.any(|actor| matches!(&actor.state, ActorState::Waiting(wait) if can_enter(wait, belief)))
     }
 
     /// Checks that a lease which was granted at `at` has the requested TTL in the store.
