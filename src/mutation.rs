@@ -104,6 +104,8 @@ mutations! {
     KeepShortTtl,
     /// A waiter with an entry does not learn that its owner has got the name, and waits for itself.
     WaitForOneself,
+    /// A release that finds its holding ended has an unknown outcome, whoever has ended it.
+    DoubtEveryEnd,
 }
 
 #[cfg(test)]

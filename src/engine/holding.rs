@@ -194,6 +194,9 @@ impl Holding {
     /// name that was taken away, `latest` the last that was granted.
     pub(super) fn judge_end(&self, lost: i64, latest: i64) -> Verdict {
         let token = self.token.get();
+        if is_on(Mutation::DoubtEveryEnd) {
+            return Verdict::Unknown;
+        }
         if is_on(Mutation::TrustRelease) || (lost < token && latest >= token) {
             Verdict::Held
         } else if !self.may_have_ended || lost == token {

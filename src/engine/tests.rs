@@ -351,6 +351,36 @@ fn late_answer_to_a_release_decides_the_verdict() {
     }
 }
 
+/// The store says which tokens of the name were taken away last, and granted last. A repeated
+/// release may have ended the holding itself.
+#[test]
+fn verdict_of_an_ended_holding_follows_from_its_name() {
+    for (is_repeated, lost, latest, expected) in [
+        (false, 5, 6, "Lost(Superseded)"),
+        (true, 5, 6, "Lost(Superseded)"),
+        (false, 0, 5, "Held"),
+        (true, 0, 5, "Held"),
+        (false, 7, 8, "Lost(Superseded)"),
+        (true, 7, 8, "Unknown"),
+        // The name was swept.
+        (false, 0, 0, "Lost(Superseded)"),
+        (true, 0, 0, "Unknown"),
+    ] {
+        let mut store = Conversation::new();
+        let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
+        store.feed(Input::Release { lease });
+        let (request, _) = store.open.remove(0);
+        let result = Ok(Response::Released(ReleaseOutcome::NotHeld { lost, token: latest }));
+        let answer = Answer { sent_at: store.now, may_linger: false, is_repeated, result };
+        store.feed(Input::Answer { request, answer });
+        let verdict = store.actions.iter().find_map(|action| match action {
+            Action::Released { verdict, .. } => Some(format!("{verdict:?}")),
+            _ => None,
+        });
+        assert_eq!(verdict.as_deref(), Some(expected), "{is_repeated} {lost} {latest}");
+    }
+}
+
 /// The store restarts before the first heartbeat of the client, and may have lost releases.
 #[test]
 fn releases_before_a_restart_are_looked_up() {

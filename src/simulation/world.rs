@@ -171,8 +171,8 @@ struct Releasing {
     name: LockName,
     token: FencingToken,
     actor: usize,
-    /// When the caller released the lease, by the store's clock.
-    asked_at: i64,
+    /// When the caller released the lease.
+    asked_at: u64,
 }
 
 /// A transaction that a caller has fenced.
@@ -351,7 +351,7 @@ impl World {
     }
 
     fn store_clock(&self) -> i64 {
-        EPOCH + (self.now / 1000) as i64
+        store_clock_at(self.now)
     }
 
     fn tell(&self, what: impl FnOnce() -> String) {
@@ -429,6 +429,11 @@ impl World {
             WorldEvent::Fault => self.fault(),
         }
     }
+}
+
+/// Returns the store's clock at a moment, in microseconds.
+fn store_clock_at(moment: u64) -> i64 {
+    EPOCH + (moment / MICROSECOND) as i64
 }
 
 fn owner(n: u64) -> Owner {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::checker::{self, Belief};
 use super::{
     Actor, ActorState, Delivery, ENTERED_WITHIN, EXTENDED_WITHIN, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN,
-    Releasing, Resumable, SECOND, Wait, World, WorldEvent, owner,
+    Releasing, Resumable, SECOND, Wait, World, WorldEvent, owner, store_clock_at,
 };
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
@@ -393,7 +393,7 @@ impl World {
             return self.rest(actor);
         };
         self.evicted.remove(&(client, lease));
-        let (Belief { name, token, .. }, asked_at) = (belief, self.store_clock());
+        let (Belief { name, token, .. }, asked_at) = (belief, self.now);
         self.releasing.insert((client, lease), Releasing { name, token, actor, asked_at });
         self.tell(|| format!("client {client} releases {lease:?}"));
         self.feed(client, life, Input::Release { lease });
@@ -413,10 +413,15 @@ impl World {
         // withdrawal of that id releases it.
         let is_lost = matches!(verdict, Verdict::Lost(_));
         let is_forgotten = self.failover.has_happened() && end.is_none_or(|(end, _)| is_lost && end == End::Released);
-        if let Err(violation) = checker::verdict(&name, token, verdict, end, asked_at)
+        if let Err(violation) = checker::verdict(&name, token, verdict, end, store_clock_at(asked_at))
             && !is_forgotten
         {
             self.violate(violation);
+        }
+        // Only a release that was repeated may have ended the holding before.
+        let is_delayed = self.was_delayed_since(client, &name, asked_at) || self.failover.has_happened();
+        if matches!(verdict, Verdict::Unknown) && !is_delayed {
+            self.violate(format!("client {client}: the release of {name} has an unknown outcome without a reason"));
         }
         if self.profile.is_quick() && !matches!(verdict, Verdict::Held | Verdict::Lost(LossCause::Expired)) {
             self.violate(format!("client {client}: the release of {name} ended with {verdict:?}"));

@@ -130,7 +130,7 @@ impl World {
     }
 
     /// Returns whether a fault or a fence may have delayed a client's work on a name since a moment.
-    fn was_delayed_since(&self, client: usize, name: &LockName, at: u64) -> bool {
+    pub(super) fn was_delayed_since(&self, client: usize, name: &LockName, at: u64) -> bool {
         self.clients[client].disturbed_at >= at
             || self.store_is_away_until >= at
             || self.fenced_until.get(name).is_some_and(|until| *until >= at)

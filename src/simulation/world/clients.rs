@@ -82,7 +82,7 @@ impl World {
         let Belief { name, owner, mode, token, .. } = belief;
         self.exported.push(Resumable { exported, name: name.clone(), owner, mode });
         if mode == Mode::Exclusive {
-            let asked_at = self.store_clock();
+            let asked_at = self.now;
             self.releasing.insert((client, lease), Releasing { name, token, actor, asked_at });
         }
         self.handed_back.insert((client, lease));
