@@ -106,6 +106,8 @@ mutations! {
     WaitForOneself,
     /// A release that finds its holding ended has an unknown outcome, whoever has ended it.
     DoubtEveryEnd,
+    /// A try is refused although the holder of the name has expired.
+    RefuseExpired,
 }
 
 #[cfg(test)]

@@ -179,6 +179,10 @@ impl Engine {
                     self.leave(now, waiter, Some(Refusal::Held));
                 }
             }
+            CurrentHolder::Vacant if waiter.tries() && is_on(Mutation::RefuseExpired) => {
+                let waiter = waiter.id;
+                self.leave(now, waiter, Some(Refusal::Held));
+            }
             CurrentHolder::Valid { .. } if waiter.report_wait() => {
                 let waiter = waiter.id;
                 self.actions.push(Action::Waits { waiter });

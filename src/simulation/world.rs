@@ -30,6 +30,8 @@ use failover::Failover;
 use schedule::{Scheduled, WorldEvent};
 pub(crate) use summary::Summary;
 
+/// The names of a run.
+const NAMES: [&str; 2] = ["a", "b"];
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
@@ -49,6 +51,8 @@ const ATTEMPTS: u32 = 3;
 /// How long a name may be free while a caller waits: the longest TTL, fence and `hold_at_least` of
 /// the callers, a grant to a dead client, and an entry that is added late.
 const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 2_500 * MILLISECOND + 2 * 3 * SECOND + SECOND;
+/// How long before a try its client may have learned that the name was held.
+const OUTDATED_AFTER: u64 = 2 * SECOND;
 /// How long a statement waits for a locked row.
 const LOCK_WAIT: u64 = SECOND;
 /// How long the client of an evicted holder may take to notice, without faults.
@@ -221,6 +225,8 @@ pub(super) struct World {
     fenced_until: BTreeMap<LockName, u64>,
     newest: BTreeMap<LockName, i64>,
     idle_since: BTreeMap<&'static str, u64>,
+    /// When a name was last held, or wanted by a caller that waits.
+    contended_at: BTreeMap<&'static str, u64>,
     owners: Vec<Owner>,
     error: SharedError,
     summary: Summary,
@@ -260,6 +266,7 @@ impl World {
             fenced_until: BTreeMap::new(),
             newest: BTreeMap::new(),
             idle_since: BTreeMap::new(),
+            contended_at: BTreeMap::new(),
             owners: (1..=2).map(|n| owner(seed.wrapping_mul(7) + n)).collect(),
             error: SharedError(Arc::new(Error::Closed)),
             summary: Summary::default(),
@@ -312,6 +319,7 @@ impl World {
             self.dispatch(event);
             self.check_waits();
             self.check_idle();
+            self.note_contention();
             self.check_reentry();
             if self.now > LONGEST_RUN {
                 self.violate("the run does not come to an end".into());

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::super::checker::{self, Belief};
 use super::{
-    Actor, ActorState, Delivery, ENTERED_WITHIN, EXTENDED_WITHIN, FAULTS_END, Fenced, MILLISECOND, NOTICED_WITHIN,
-    Releasing, Resumable, SECOND, Wait, World, WorldEvent, owner, store_clock_at,
+    Actor, ActorState, Delivery, ENTERED_WITHIN, EXTENDED_WITHIN, FAULTS_END, Fenced, MILLISECOND, NAMES,
+    NOTICED_WITHIN, Releasing, Resumable, SECOND, Wait, World, WorldEvent, owner, store_clock_at,
 };
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
@@ -58,7 +58,7 @@ impl World {
             return self.resume(actor);
         }
         let number = self.random.below(self.profile.names);
-        let name = LockName::new(["a", "b"][number as usize]).expect("a name");
+        let name = LockName::new(NAMES[number as usize]).expect("a name");
         let reenters = self.random.permille(self.profile.given_owners);
         let owner = if reenters { self.owners[self.random.below(2) as usize] } else { owner(self.random.next()) };
         // Permits and shared leases of one name count with different limits, and permits are not
@@ -224,9 +224,11 @@ impl World {
         let Some(actor) = self.waiting(client, waiter) else {
             return self.violate(format!("client {client}: {waiter:?} is refused without waiting"));
         };
-        let ActorState::Waiting(Wait { is_try, is_unlimited, resumes, .. }) = self.actors[actor].state else {
+        let ActorState::Waiting(wait) = &self.actors[actor].state else {
             return;
         };
+        let wait = wait.clone();
+        let Wait { is_try, is_unlimited, resumes, .. } = wait;
         let exported_at = resumes.and_then(|exported| self.exported_at.remove(&exported.id));
         match refusal {
             Refusal::Lost if exported_at.is_some_and(|at| self.now < at + SECOND) => {
@@ -241,7 +243,10 @@ impl World {
             Refusal::Failed(_) | Refusal::NoAnswer if self.profile.is_quick() => {
                 self.violate(format!("client {client}: {waiter:?} fails without a reason: {refusal:?}"));
             }
-            Refusal::Held => self.summary.refused += 1,
+            Refusal::Held => {
+                self.check_refused_try(client, &wait);
+                self.summary.refused += 1;
+            }
             Refusal::Timeout => self.summary.timeouts += 1,
             _ => self.summary.failed += 1,
         }

@@ -2,9 +2,10 @@
 
 use super::super::checker::Belief;
 use super::{
-    Actor, ActorState, ENTERED_WITHIN, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, SECOND, SERVED_WITHIN, Wait, World,
+    Actor, ActorState, ENTERED_WITHIN, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, NAMES, OUTDATED_AFTER, SECOND,
+    SERVED_WITHIN, Wait, World,
 };
-use crate::backend::memory::Prepared;
+use crate::backend::memory::{Entry, Prepared};
 use crate::backend::micros;
 use crate::engine::LeaseId;
 use crate::name::LockName;
@@ -79,6 +80,42 @@ impl World {
         }
     }
 
+    /// Returns whether a name has a valid holder, or an entry or a caller that waits for it.
+    fn is_contended(&self, name: &str) -> bool {
+        let clock = self.store_clock();
+        let is_valid = |expires_at, client, ttl| self.store.valid_until(expires_at, client, ttl) > clock;
+        let mut rows = self.store.leases.iter().filter(|(other, _)| other.as_str() == name).map(|(_, row)| row);
+        let mut entries = self.store.entries.iter().filter(|((other, _), _)| other.as_str() == name);
+        let entry_ttl = |entry: &Entry| if entry.state == EntryState::Waiting { micros(GRANT) } else { entry.ttl };
+        rows.any(|row| row.holder != Holder::Nobody && is_valid(row.expires_at, row.client, row.ttl))
+            || entries.any(|(_, entry)| is_valid(entry.expires_at, entry.client, entry_ttl(entry)))
+            || self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now)
+            || self.actors.iter().any(
+                |actor| matches!(&actor.state, ActorState::Waiting(wait) if !wait.is_try && wait.name.as_str() == name),
+            )
+    }
+
+    pub(super) fn note_contention(&mut self) {
+        for name in NAMES {
+            if self.is_contended(name) {
+                self.contended_at.insert(name, self.now);
+            }
+        }
+    }
+
+    /// Checks that a try is refused only if another caller has held the name or waited for it.
+    pub(super) fn check_refused_try(&mut self, client: usize, wait: &Wait) {
+        let earliest = wait.since.saturating_sub(OUTDATED_AFTER);
+        let name = wait.name.as_str();
+        let is_held = self.is_contended(name) || self.contended_at.get(name).is_some_and(|at| *at >= earliest);
+        if !is_held && !self.was_delayed_since(client, &wait.name, earliest) {
+            self.violate(format!(
+                "client {client}: {:?} tries {name} and is refused, although it is free",
+                wait.waiter
+            ));
+        }
+    }
+
     /// Checks that no caller waits for long while its own owner holds the name: it would wait for
     /// itself.
     pub(super) fn check_reentry(&mut self) {
@@ -139,7 +176,7 @@ impl World {
     /// Checks that no name stays free while a caller waits for it, except for the time of its last
     /// holder, its fence and one dead grantee.
     pub(super) fn check_idle(&mut self) {
-        for name in ["a", "b"] {
+        for name in NAMES {
             let is_held = self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now);
             let waits = |actor: &Actor| matches!(&actor.state, ActorState::Waiting(wait) if wait.is_unlimited && wait.name.as_str() == name);
             let since = self.idle_since.entry(name).or_insert(0);
