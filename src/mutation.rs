@@ -108,6 +108,8 @@ mutations! {
     DoubtEveryEnd,
     /// A try is refused although the holder of the name has expired.
     RefuseExpired,
+    /// An expired lease ends without a report to its caller.
+    ExpireInSilence,
 }
 
 #[cfg(test)]

@@ -87,7 +87,9 @@ impl Engine {
             HoldingState::Held(leases) => {
                 for lease in leases {
                     self.leases.remove(&lease.id);
-                    self.actions.push(Action::Lost { lease: lease.id, cause });
+                    if cause != LossCause::Expired || !is_on(Mutation::ExpireInSilence) {
+                        self.actions.push(Action::Lost { lease: lease.id, cause });
+                    }
                 }
             }
             HoldingState::Releasing { lease: Some(lease), .. } => {

@@ -318,6 +318,7 @@ impl World {
             }
             self.dispatch(event);
             self.check_waits();
+            self.check_losses();
             self.check_idle();
             self.note_contention();
             self.check_reentry();

@@ -173,6 +173,17 @@ impl World {
             || self.fenced_until.get(name).is_some_and(|until| *until >= at)
     }
 
+    /// Checks that no lease has ended without a report to its caller.
+    pub(super) fn check_losses(&mut self) {
+        let has_ended = |(client, lease): &&(usize, LeaseId)| {
+            self.clients[*client].engine.as_ref().is_some_and(|engine| engine.deadline(*lease).is_none())
+        };
+        if let Some((client, lease)) = self.beliefs.keys().find(has_ended) {
+            let violation = format!("client {client}: {lease:?} has ended without a report");
+            self.violate(violation);
+        }
+    }
+
     /// Checks that no name stays free while a caller waits for it, except for the time of its last
     /// holder, its fence and one dead grantee.
     pub(super) fn check_idle(&mut self) {
