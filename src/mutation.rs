@@ -110,6 +110,10 @@ mutations! {
     RefuseExpired,
     /// An expired lease ends without a report to its caller.
     ExpireInSilence,
+    /// The wait of a caller is not reported.
+    WaitInSilence,
+    /// The wait of a caller is reported with each answer.
+    ReportWaitsAgain,
 }
 
 #[cfg(test)]

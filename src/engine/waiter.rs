@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::action::{Exported, HoldTime, Refusal, WaitMode, WaiterId};
 use super::heartbeat::Epoch;
 use crate::clock::Moment;
+use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
 use crate::protocol::{Claim, Extension, Mode};
 use crate::token::FencingToken;
@@ -73,7 +74,10 @@ impl Waiter {
 
     /// Returns whether to report the wait to the caller: once, and not for a try.
     pub(super) fn report_wait(&mut self) -> bool {
-        !self.tries() && !std::mem::replace(&mut self.is_reported, true)
+        if self.tries() || is_on(Mutation::WaitInSilence) {
+            return false;
+        }
+        !std::mem::replace(&mut self.is_reported, true) || is_on(Mutation::ReportWaitsAgain)
     }
 
     pub(super) fn tries(&self) -> bool {

@@ -57,6 +57,8 @@ const OUTDATED_AFTER: u64 = 2 * SECOND;
 const LOCK_WAIT: u64 = SECOND;
 /// How long the client of an evicted holder may take to notice, without faults.
 const NOTICED_WITHIN: u64 = 2_500 * MILLISECOND;
+/// How long a caller may wait without a report, without faults.
+const REPORTED_WITHIN: u64 = 2_500 * MILLISECOND;
 /// How long a caller may wait for a lease of its own owner, without faults.
 const ENTERED_WITHIN: u64 = 2 * SECOND;
 /// How long a grant by another client may have less than its requested TTL in the store, without
@@ -114,6 +116,8 @@ struct Wait {
     since: u64,
     is_try: bool,
     is_unlimited: bool,
+    /// The engine has reported the wait.
+    is_reported: bool,
     /// The exported lease that the caller resumes.
     resumes: Option<Exported>,
 }
@@ -322,6 +326,7 @@ impl World {
             self.check_idle();
             self.note_contention();
             self.check_reentry();
+            self.check_reported_waits();
             if self.now > LONGEST_RUN {
                 self.violate("the run does not come to an end".into());
             }

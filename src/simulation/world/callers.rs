@@ -103,7 +103,20 @@ impl World {
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
         let is_unlimited = wait_mode == WaitMode::Wait(None);
         let (is_try, since, resumes) = (kind < 3, self.now, None);
-        let wait = Wait { waiter, name, owner, reenters, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
+        let wait = Wait {
+            waiter,
+            name,
+            owner,
+            reenters,
+            mode,
+            ttl,
+            is_renewed,
+            since,
+            is_try,
+            is_unlimited,
+            is_reported: false,
+            resumes,
+        };
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         if is_unlimited && self.random.permille(200) && self.now < FAULTS_END {
@@ -150,6 +163,20 @@ impl World {
             actor.client == client && matches!(&actor.state, ActorState::Waiting(wait) if wait.waiter == waiter)
         };
         self.actors.iter().position(waits)
+    }
+
+    /// The engine reports that a caller waits behind another one.
+    pub(super) fn wait_reported(&mut self, client: usize, waiter: WaiterId) {
+        if self.crowd.contains(&waiter) {
+            return;
+        }
+        let actor = self.waiting(client, waiter).map(|actor| &mut self.actors[actor].state);
+        let Some(ActorState::Waiting(wait)) = actor else {
+            return self.violate(format!("client {client} reports that {waiter:?} waits, which does not wait"));
+        };
+        if std::mem::replace(&mut wait.is_reported, true) {
+            self.violate(format!("client {client} reports twice that {waiter:?} waits"));
+        }
     }
 
     pub(super) fn granted(&mut self, client: usize, waiter: WaiterId, grant: &Grant) {
@@ -383,7 +410,20 @@ impl World {
         self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
         let (since, resumes) = (self.now, Some(exported));
         let (reenters, is_renewed, is_try, is_unlimited) = (true, false, true, false);
-        let wait = Wait { waiter, name, owner, reenters, mode, ttl, is_renewed, since, is_try, is_unlimited, resumes };
+        let wait = Wait {
+            waiter,
+            name,
+            owner,
+            reenters,
+            mode,
+            ttl,
+            is_renewed,
+            since,
+            is_try,
+            is_unlimited,
+            is_reported: false,
+            resumes,
+        };
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;

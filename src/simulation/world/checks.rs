@@ -2,8 +2,8 @@
 
 use super::super::checker::Belief;
 use super::{
-    Actor, ActorState, ENTERED_WITHIN, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, NAMES, OUTDATED_AFTER, SECOND,
-    SERVED_WITHIN, Wait, World,
+    Actor, ActorState, ENTERED_WITHIN, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, NAMES, OUTDATED_AFTER,
+    REPORTED_WITHIN, SECOND, SERVED_WITHIN, Wait, World,
 };
 use crate::backend::memory::{Entry, Prepared};
 use crate::backend::micros;
@@ -77,6 +77,22 @@ impl World {
         let is_other = |id| self.store.entries.get(&(name.clone(), id)).is_some_and(|entry| entry.client != own);
         if change.grantees().iter().any(|grantee| grantee.ttl > GRANT && is_other(grantee.id)) {
             self.violate(format!("client {client} grants {name} to another client for more than {GRANT:?}"));
+        }
+    }
+
+    /// Checks that the wait of a caller is reported.
+    pub(super) fn check_reported_waits(&mut self) {
+        let is_late = |client, wait: &Wait| {
+            self.now > wait.since + REPORTED_WITHIN && !self.was_delayed_since(client, &wait.name, wait.since)
+        };
+        let missed = self.actors.iter().find_map(|actor| match &actor.state {
+            ActorState::Waiting(wait) if !wait.is_try && !wait.is_reported && is_late(actor.client, wait) => {
+                Some((actor.client, wait.waiter))
+            }
+            _ => None,
+        });
+        if let Some((client, waiter)) = missed {
+            self.violate(format!("client {client}: the wait of {waiter:?} is not reported"));
         }
     }
 

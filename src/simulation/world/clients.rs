@@ -138,7 +138,10 @@ impl World {
                 self.clients[client].requests.insert(request, pending);
                 self.attempt(client, request);
             }
-            Action::Waits { waiter } => self.tell(|| format!("client {client} lets {waiter:?} wait")),
+            Action::Waits { waiter } => {
+                self.tell(|| format!("client {client} lets {waiter:?} wait"));
+                self.wait_reported(client, waiter);
+            }
             Action::Granted { waiter, grant } => {
                 self.tell(|| format!("client {client} grants {waiter:?}: {:?}, token {}", grant.lease, grant.token));
                 self.granted(client, waiter, &grant);
