@@ -114,6 +114,8 @@ mutations! {
     WaitInSilence,
     /// The wait of a caller is reported with each answer.
     ReportWaitsAgain,
+    /// A client that evicts its own lease keeps it until its next heartbeat.
+    KeepEvicted,
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::token::FencingToken;
 impl Engine {
     /// Ends the holdings with this token, which the store has ended.
     pub(super) fn on_evicted(&mut self, now: Moment, name: &LockName, token: FencingToken) {
-        let held = self.names.get(name).map(|state| &state.holdings);
+        let held = self.names.get(name).filter(|_| !is_on(Mutation::KeepEvicted)).map(|state| &state.holdings);
         let ended: Vec<AcquisitionId> =
             held.into_iter().flatten().filter(|h| h.is_held() && h.has_token(token)).map(Holding::id).collect();
         for id in ended {

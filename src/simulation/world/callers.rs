@@ -500,7 +500,8 @@ impl World {
                     "client {client} believes in {name}, token {token}, and the store knows nothing of it"
                 ));
             }
-            Ok(false) | Err(_) => {}
+            Ok(false) => self.look_up(client, &name),
+            Err(_) => {}
         }
     }
 

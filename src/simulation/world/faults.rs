@@ -1,5 +1,6 @@
 //! Faults: pauses, crashes, outages, locks of other transactions, evictions.
 
+use super::super::checker::Belief;
 use super::{ActorState, FAULTS_END, MILLISECOND, NOTICED_WITHIN, SECOND, World, WorldEvent};
 use crate::backend::memory::{Key, TransactionId};
 use crate::engine::{Input, LeaseId};
@@ -121,7 +122,31 @@ impl World {
             self.evicted.insert((client, lease), self.now);
             let life = self.clients[client].life;
             self.after(NOTICED_WITHIN, WorldEvent::CheckEvicted { client, life, lease, at: self.now });
+            if self.random.permille(200) {
+                self.look_up(client, &belief.name);
+            }
         }
         self.check_fences();
+        let operator = self.random.below(self.profile.clients) as usize;
+        if self.random.permille(300) && self.clients[operator].paused_until <= self.now {
+            self.confirm_eviction(operator, &belief);
+        }
+    }
+
+    /// Tells a client that it has evicted the holder of a name. Its own lease must end at once.
+    fn confirm_eviction(&mut self, client: usize, evicted: &Belief) {
+        let (name, token, life) = (evicted.name.clone(), evicted.token, self.clients[client].life);
+        self.feed(client, life, Input::Evicted { name, token });
+        let is_kept = |b: &Belief| b.client == client && b.name == evicted.name && b.token == token;
+        if self.beliefs.values().any(is_kept) {
+            self.violate(format!("client {client} has evicted its lease of {} and keeps it", evicted.name));
+        }
+    }
+
+    /// A caller of a client suspects that its lease has ended.
+    pub(super) fn look_up(&mut self, client: usize, name: &LockName) {
+        self.tell(|| format!("client {client} looks {name} up"));
+        let life = self.clients[client].life;
+        self.feed(client, life, Input::LookUp { name: name.clone() });
     }
 }
