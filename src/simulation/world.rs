@@ -232,7 +232,10 @@ pub(super) struct World {
     /// When a name was last held, or wanted by a caller that waits.
     contended_at: BTreeMap<&'static str, u64>,
     owners: Vec<Owner>,
-    error: SharedError,
+    /// The error of a request that was not answered.
+    unanswered: SharedError,
+    /// The error of a request that waited for a locked row, which concerns one name only.
+    blocked: SharedError,
     summary: Summary,
     violation: Option<String>,
     tells: bool,
@@ -272,7 +275,11 @@ impl World {
             idle_since: BTreeMap::new(),
             contended_at: BTreeMap::new(),
             owners: (1..=2).map(|n| owner(seed.wrapping_mul(7) + n)).collect(),
-            error: SharedError(Arc::new(Error::Closed)),
+            unanswered: SharedError(Arc::new(Error::Closed)),
+            blocked: SharedError(Arc::new(Error::Database {
+                attempted: "wait for a row",
+                source: sqlx::Error::Protocol("the row is locked".into()),
+            })),
             summary: Summary::default(),
             violation: None,
             tells,

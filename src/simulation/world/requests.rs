@@ -38,7 +38,7 @@ impl World {
         if !is_last {
             return self.attempt(client, request);
         }
-        self.answer(client, life, request, Err(self.error.clone()));
+        self.answer(client, life, request, Err(self.unanswered.clone()));
     }
 
     pub(super) fn answer(
@@ -151,8 +151,8 @@ impl World {
         if self.clients[client].requests.get(&request).is_none_or(|pending| pending.life != life) {
             return;
         }
-        let error = self.error.clone();
-        self.answer(client, life, request, response.map_err(|()| error));
+        let blocked = self.blocked.clone();
+        self.answer(client, life, request, response.map_err(|()| blocked));
     }
 
     pub(super) fn next_transaction(&mut self) -> TransactionId {

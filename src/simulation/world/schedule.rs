@@ -20,6 +20,7 @@ pub(super) enum WorldEvent {
     Commit {
         transaction: TransactionId,
     },
+    /// `Err`: the request has waited for a locked row for too long.
     Reply {
         client: usize,
         life: u32,
