@@ -116,6 +116,8 @@ mutations! {
     ReportWaitsAgain,
     /// A client that evicts its own lease keeps it until its next heartbeat.
     KeepEvicted,
+    /// The notices of a client whose row was swept start again.
+    RestartNotices,
 }
 
 #[cfg(test)]

@@ -29,6 +29,8 @@ pub(super) struct Profile {
     pub(super) closes: u64,
     pub(super) given_owners: u64,
     pub(super) shared: u64,
+    /// The sweeper deletes unused rows long after the faults, and the callers go on.
+    pub(super) sweeps: bool,
     /// Waits behind many tries of the same client, of which the first is cancelled.
     pub(super) crowds: u64,
     /// The greatest difference between the rates of two clocks, in thousandths.
@@ -60,6 +62,7 @@ impl Profile {
             closes: 0,
             given_owners: 150,
             shared: 300,
+            sweeps: seed % 5 == 4,
             crowds: if seed % 7 == 6 { 100 } else { 0 },
             drift: 2,
         };

@@ -9,6 +9,7 @@ mod faults;
 mod requests;
 mod schedule;
 mod summary;
+mod sweep;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -42,6 +43,9 @@ const FAULTS_END: u64 = 10 * SECOND;
 const SERVED_WITHIN: u64 = 40 * SECOND;
 /// How long a run goes on after its last caller.
 const FLUSH: u64 = 100 * SECOND;
+/// When the sweeper runs: no request takes effect so long after the last fault, and the run still
+/// goes on.
+const SWEEP_AT: u64 = 90 * SECOND;
 const LONGEST_RUN: u64 = 400 * SECOND;
 /// The store's clock at the beginning, in microseconds.
 const EPOCH: i64 = 1_700_000_000_000_000;
@@ -313,6 +317,9 @@ impl World {
         if !profile.is_quick() {
             world.at(50 * MILLISECOND, WorldEvent::Fault);
         }
+        if profile.sweeps {
+            world.at(SWEEP_AT, WorldEvent::Sweep);
+        }
         world
     }
 
@@ -448,6 +455,7 @@ impl World {
             WorldEvent::CheckTtl { client, life, lease, at } => self.check_ttl(client, life, lease, at),
             WorldEvent::CheckForgotten { client, life, at } => self.check_forgotten(client, life, at),
             WorldEvent::Fault => self.fault(),
+            WorldEvent::Sweep => self.sweep(),
         }
     }
 }

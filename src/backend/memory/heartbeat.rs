@@ -1,6 +1,7 @@
 //! The heartbeats and the notices of clients.
 
 use super::{Client, Key, Memory, MustWait, Prepared, Strength, Write};
+use crate::mutation::{Mutation, is_on};
 use crate::protocol::{ClientId, Response};
 
 impl Memory {
@@ -31,9 +32,10 @@ impl Memory {
         // A client without a row gets one: a registration under way must wait for this transaction
         // and read the notice. Its notices start at the clock, so that they differ from those of an
         // earlier row, which the sweeper has deleted.
+        let first = if is_on(Mutation::RestartNotices) { 1 } else { now };
         let write = |id: ClientId| {
             let next = |client: &Client| Client { notice: client.notice + 1, ..client.clone() };
-            Write::Client(id, self.clients.get(&id).map_or(Client { beat_at: 0, notice: now }, next))
+            Write::Client(id, self.clients.get(&id).map_or(Client { beat_at: 0, notice: first }, next))
         };
         if losers.iter().any(|id| self.is_locked(&Key::Client(*id), Strength::Ending)) {
             return None;

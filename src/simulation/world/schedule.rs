@@ -86,6 +86,7 @@ pub(super) enum WorldEvent {
         at: u64,
     },
     Fault,
+    Sweep,
 }
 
 /// An event with its moment, by which it is ordered.
