@@ -118,6 +118,8 @@ mutations! {
     KeepEvicted,
     /// The notices of a client whose row was swept start again.
     RestartNotices,
+    /// Grants in the same microsecond have the same token.
+    RepeatTokens,
 }
 
 #[cfg(test)]

@@ -187,6 +187,26 @@ struct Releasing {
     asked_at: u64,
 }
 
+/// The tokens of the grants of a name so far.
+#[derive(Default)]
+struct Tokens {
+    newest: i64,
+    /// The owner with the newest token, which gets the same token if it enters again.
+    owner: Option<Owner>,
+    newest_exclusive: i64,
+}
+
+impl Tokens {
+    fn add(&mut self, token: FencingToken, owner: Owner, mode: Mode) {
+        if token.get() >= self.newest {
+            (self.newest, self.owner) = (token.get(), Some(owner));
+        }
+        if mode == Mode::Exclusive {
+            self.newest_exclusive = self.newest_exclusive.max(token.get());
+        }
+    }
+}
+
 /// A transaction that a caller has fenced.
 struct Fenced {
     name: LockName,
@@ -231,7 +251,7 @@ pub(super) struct World {
     fenced: BTreeMap<TransactionId, Fenced>,
     /// When the last fenced transaction on a name ends.
     fenced_until: BTreeMap<LockName, u64>,
-    newest: BTreeMap<LockName, i64>,
+    tokens: BTreeMap<LockName, Tokens>,
     idle_since: BTreeMap<&'static str, u64>,
     /// When a name was last held, or wanted by a caller that waits.
     contended_at: BTreeMap<&'static str, u64>,
@@ -275,7 +295,7 @@ impl World {
             releasing: BTreeMap::new(),
             fenced: BTreeMap::new(),
             fenced_until: BTreeMap::new(),
-            newest: BTreeMap::new(),
+            tokens: BTreeMap::new(),
             idle_since: BTreeMap::new(),
             contended_at: BTreeMap::new(),
             owners: (1..=2).map(|n| owner(seed.wrapping_mul(7) + n)).collect(),

@@ -56,7 +56,8 @@ impl Lease {
         if is_on(Mutation::RestartTokens) && self.holder == Holder::Nobody {
             return 1;
         }
-        now.max(self.token + 1)
+        let next = if is_on(Mutation::RepeatTokens) { self.token } else { self.token + 1 };
+        now.max(next)
     }
 
     /// Grants a claim that has no entry.

@@ -208,13 +208,10 @@ impl World {
             is_back || is_evicted || self.beliefs.values().any(|b| b.name == name && b.owner == owner);
         // The answer of a store can arrive after a grant of the store that has replaced it.
         let is_late = self.failover.has_lost(&name, grant.token);
-        let newest = self.newest.entry(name.clone()).or_insert(0);
-        if mode == Mode::Exclusive && !is_held_already && !is_late && grant.token.get() < *newest {
-            let newest = *newest;
-            self.violate(format!("token {} of {name} is not greater than {newest}", grant.token));
-        } else {
-            *newest = (*newest).max(grant.token.get());
+        if !is_held_already && !is_late {
+            self.check_token(&name, owner, mode, grant.token);
         }
+        self.tokens.entry(name.clone()).or_default().add(grant.token, owner, mode);
         if is_evicted {
             self.evicted.insert((client, grant.lease), self.now);
         }
@@ -337,8 +334,7 @@ impl World {
             (result, amendment, self.beliefs.get_mut(&(client, lease)))
         {
             belief.token = to;
-            let newest = self.newest.entry(belief.name.clone()).or_insert(0);
-            *newest = (*newest).max(to.get());
+            self.tokens.entry(belief.name.clone()).or_default().add(to, belief.owner, belief.mode);
             self.note_if_lost((client, lease));
         }
         if self.profile.is_quick() && matches!(result, Err(NotAmended::Failed(_))) {

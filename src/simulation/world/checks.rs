@@ -12,6 +12,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT;
 use crate::protocol::{ClientId, EntryState, Holder, Mode, Request, Response, Transition};
+use crate::token::FencingToken;
 
 /// Whether a caller waits for a name that its own owner holds alone.
 fn can_enter(wait: &Wait, belief: &Belief) -> bool {
@@ -250,6 +251,20 @@ impl World {
         });
         if let Some((other, waiter)) = earlier {
             self.violate(format!("client {client} got {name} before client {other}'s {waiter:?}, which came earlier"));
+        }
+    }
+
+    /// Checks that the token of a grant is greater than those of all holders before. Holders that
+    /// share a name may hear of their grants in another order, but their tokens differ.
+    pub(super) fn check_token(&mut self, name: &LockName, owner: Owner, mode: Mode, token: FencingToken) {
+        let Some(tokens) = self.tokens.get(name) else {
+            return;
+        };
+        let before = if mode == Mode::Exclusive { tokens.newest } else { tokens.newest_exclusive };
+        let is_again = token.get() == tokens.newest && tokens.owner == Some(owner);
+        let is_same = |belief: &Belief| belief.name == *name && belief.token == token && belief.owner != owner;
+        if (token.get() <= before && !is_again) || self.beliefs.values().any(is_same) {
+            self.violate(format!("token {token} of {name} is not greater than those before"));
         }
     }
 
