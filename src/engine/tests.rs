@@ -9,6 +9,7 @@ use super::decision::LONGEST_DELAY;
 use super::poll_interval::{POLL_FIRST, POLL_SOONEST};
 use super::schedule::LONGEST_TIMEOUT;
 use super::*;
+use crate::clock::reliance;
 use crate::error::Error;
 use crate::protocol::timing::{BEAT, GRANT};
 use crate::protocol::{
@@ -381,6 +382,63 @@ fn verdict_of_an_ended_holding_follows_from_its_name() {
     }
 }
 
+/// The next heartbeat may be answered before the lease ends.
+#[test]
+fn lease_outlives_a_failed_heartbeat() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    let (claim, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+    store.pass(BEAT);
+    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
+    store.answer(is_poll_of("a"), held_by(&claim, token, claim.ttl, 0));
+    let deadline = store.now + reliance(claim.ttl);
+    store.pass(BEAT);
+    let (request, body) = store.open.remove(0);
+    assert!(matches!(body, Request::Beat { .. }), "{body:?}");
+    let result = Err(SharedError(Arc::new(Error::Closed)));
+    store.feed(Input::Answer {
+        request,
+        answer: Answer { sent_at: store.now, may_linger: false, is_repeated: false, result },
+    });
+    let is_lost = |action: &Action| matches!(action, Action::Lost { cause: LossCause::Expired, .. });
+    assert_eq!(store.engine.deadline(lease), Some(deadline));
+    assert!(!store.has_acted(is_lost), "{:?}", store.actions);
+    store.pass(deadline.since(store.now));
+    assert!(store.has_acted(is_lost), "{:?}", store.actions);
+}
+
+/// A caller suspects that its lease was taken away, as a failed fence shows.
+#[test]
+fn suspected_loss_is_looked_up_at_once() {
+    for is_lost in [false, true] {
+        let mut store = Conversation::new();
+        let token = FencingToken::new(5).expect("a token");
+        let (claim, _) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+        store.feed(Input::LookUp { name: claim.name.clone() });
+        let held = held_by(&claim, token, claim.ttl, 0);
+        store.answer(is_poll_of("a"), if is_lost { Response::Polled(None) } else { held });
+        let reports = |action: &Action| matches!(action, Action::Lost { cause: LossCause::Superseded, .. });
+        assert_eq!(store.has_acted(reports), is_lost, "{:?}", store.actions);
+    }
+}
+
+/// The beat that fails must leave time for another one before any lease ends.
+#[test]
+fn heartbeat_timeout_follows_the_shortest_ttl() {
+    let mut store = Conversation::new();
+    let token = FencingToken::new(5).expect("a token");
+    let seconds = Duration::from_secs;
+    for (waiter, name, ttl, timeout) in [
+        (1, "a", seconds(60), LONGEST_TIMEOUT),
+        (2, "b", seconds(10), seconds(10) / 4),
+        (3, "c", seconds(1), seconds(1) / 4),
+        (4, "d", seconds(10), seconds(1) / 4),
+    ] {
+        store.hold(waiter, Wish { ttl, ..wish(name, WaitMode::Wait(None)) }, token);
+        assert_eq!(store.engine.heartbeat_timeout(), timeout, "{name}");
+    }
+}
+
 /// The store restarts before the first heartbeat of the client, and may have lost releases.
 #[test]
 fn releases_before_a_restart_are_looked_up() {
@@ -422,6 +480,23 @@ fn waits_for_two_names() -> Conversation {
     }
     assert!(store.open.is_empty(), "{:?}", store.open);
     store
+}
+
+/// The store answers no poll of the waiting entry.
+#[test]
+fn queued_waiter_without_an_answer_is_unanswered() {
+    let mut store = Conversation::new();
+    let length = Duration::from_secs(5);
+    let held = CurrentHolder::Valid { owner: None, remaining: 2 * length };
+    let wish = wish("a", WaitMode::Wait(Some(START + length)));
+    store.feed(Input::Acquire { waiter: WaiterId(1), wish });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
+    store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
+    store.pass(POLL_FIRST);
+    assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);
+    store.pass(length);
+    let is_unanswered = |action: &Action| matches!(action, Action::Refused { refusal: Refusal::NoAnswer, .. });
+    assert!(store.has_acted(is_unanswered), "{:?}", store.actions);
 }
 
 /// A lease that the client does not know keeps its waiters out as long as the client beats.
@@ -557,6 +632,27 @@ fn waiters_behind_a_failed_request_leave_without_a_statement() {
     store.feed(Input::Answer { request, answer });
     let withdrawals = &store.engine.names.values().next().expect("the name").withdrawals;
     assert_eq!(withdrawals.len(), 1, "{withdrawals:?}");
+}
+
+/// Another claim may succeed, so the other waiters go on.
+#[test]
+fn error_about_one_name_ends_one_wait() {
+    let mut store = Conversation::new();
+    for waiter in [WaiterId(1), WaiterId(2)] {
+        store.feed(Input::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
+    }
+    let (request, _) = store.open.remove(0);
+    let source = sqlx::Error::Decode("not a number".into());
+    let result = Err(SharedError(Arc::new(Error::Database { attempted: "acquire", source })));
+    store.feed(Input::Answer {
+        request,
+        answer: Answer { sent_at: store.now, may_linger: false, is_repeated: false, result },
+    });
+    let refused = store.actions.iter().filter_map(|action| match action {
+        Action::Refused { waiter, .. } => Some(*waiter),
+        _ => None,
+    });
+    assert_eq!(refused.collect::<Vec<_>>(), [WaiterId(1)]);
 }
 
 /// A caller asks for another name, whose row cannot be read, again and again.
@@ -708,13 +804,9 @@ fn waiter_with_a_named_owner_keeps_its_place() {
     assert_eq!(&*enqueued[0].claim.label, "named", "{enqueued:?}");
 }
 
-/// Each answer takes longer than a heartbeat, and the waiting entry of another client is dead.
-#[test]
-fn slow_store_delays_a_release_for_some_time_only() {
-    let mut store = Conversation::new();
-    let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
-    let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
-    let dead = EntryRow {
+/// The waiting entry of another client. `None`: it has expired.
+fn entry_of_another(remaining: Option<Duration>) -> EntryRow {
+    EntryRow {
         id: AcquisitionId::from_u128(9),
         client: Some(ClientId::from_u128(2)),
         owner: Some(crate::owner::Owner::random()),
@@ -723,8 +815,36 @@ fn slow_store_delays_a_release_for_some_time_only() {
         state: EntryState::Waiting,
         ttl: Duration::from_secs(60),
         arrived: 0,
-        remaining: None,
-    };
+        remaining,
+    }
+}
+
+/// The store was slow, so the other client may have missed its heartbeats, too.
+#[test]
+fn entry_that_seems_dead_is_passed_over_later() {
+    let mut store = Conversation::new();
+    let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
+    let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+    store.feed(Input::Release { lease });
+    let is_release = |body: &Request| matches!(body, Request::Release(_));
+    store.answer_after(BEAT, is_release, Response::Released(ReleaseOutcome::Awaited));
+    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
+    let silent = entry_of_another(None);
+    store.answer(is_read, queue(Holder::Lease(claim.id), vec![silent.clone()]));
+    assert!(!store.open.iter().any(|(_, body)| is_transition(body)), "{:?}", store.open);
+    store.pass(BEAT);
+    let live = EntryRow { remaining: Some(GRANT), ..silent };
+    store.answer(is_read, queue(Holder::Lease(claim.id), vec![live]));
+    assert!(store.open.iter().any(|(_, body)| is_transition(body)), "{:?}", store.open);
+}
+
+/// Each answer takes longer than a heartbeat, and the waiting entry of another client is dead.
+#[test]
+fn slow_store_delays_a_release_for_some_time_only() {
+    let mut store = Conversation::new();
+    let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
+    let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+    let dead = entry_of_another(None);
     store.feed(Input::Release { lease });
     let is_release = |body: &Request| matches!(body, Request::Release(_));
     store.answer_after(LONGEST_DELAY, is_release, Response::Released(ReleaseOutcome::Awaited));
