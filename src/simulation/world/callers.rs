@@ -337,6 +337,12 @@ impl World {
             self.tokens.entry(belief.name.clone()).or_default().add(to, belief.owner, belief.mode);
             self.note_if_lost((client, lease));
         }
+        // The caller still holds the name alone.
+        if let (Err(NotAmended::EnteredAgain | NotAmended::Locked), Amendment::Downgrade, Some(belief)) =
+            (result, amendment, self.beliefs.get_mut(&(client, lease)))
+        {
+            belief.mode = Mode::Exclusive;
+        }
         if self.profile.is_quick() && matches!(result, Err(NotAmended::Failed(_))) {
             self.violate(format!("client {client}: {lease:?} is not changed: {result:?}"));
         }
