@@ -358,9 +358,7 @@ fn locks_are_made_from_a_pool() {
 /// That they are handlers proves that their futures are Send.
 #[cfg(feature = "axum")]
 #[allow(dead_code)]
-fn work_that_takes_effect_once_may_be_done_in_handlers(
-    idempotency: sqlock::idempotency::Idempotency,
-) -> axum::Router<SqlitePool> {
+fn work_with_one_effect_runs_in_handlers(idempotency: sqlock::idempotency::Idempotency) -> axum::Router<SqlitePool> {
     use axum::extract::State;
     use axum::response::{IntoResponse, Response};
     use sqlock::idempotency::http::{IdempotencyLayer, IdempotencyService, Idempotent};

@@ -248,7 +248,7 @@ async fn lease_expires_despite_heartbeat_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expiries_of_one_client_last_as_long_as_the_longest() {
+async fn expiries_of_client_last_as_longest_one() {
     let memory = Memory::new();
     let locks = memory.locks();
     let long = locks.lease("long").ttl(TTL * 4).acquire().await.expect("acquire");
@@ -478,7 +478,7 @@ async fn late_resumption_is_lost_beside_a_waiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pending_extension_ends_with_the_cause_of_the_loss() {
+async fn pending_extension_ends_with_cause_of_loss() {
     let memory = Memory::new();
     let locks = memory.locks();
     let lease = locks.lease("a").max_hold(Duration::from_secs(2)).acquire().await.expect("acquire");

@@ -276,7 +276,7 @@ fn refused_conversion_that_may_follow_loses_the_lease() {
 
 /// A lease with a longer TTL enters a holding whose row is locked.
 #[test]
-fn raise_of_ttl_that_meets_a_locked_row_is_repeated_after_pauses() {
+fn ttl_raise_on_locked_row_is_repeated_later() {
     let mut store = Conversation::new();
     let short = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
     let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
@@ -553,7 +553,7 @@ fn client_without_notifications_polls_soon() {
 
 /// Clients that pass a name on as soon as a poll shows that it is theirs. Polls take no time.
 #[test]
-fn longer_queue_is_passed_on_as_fast_as_short_one() {
+fn long_queue_is_as_fast_as_short_one() {
     for clients in [2, 8, 16, 128] {
         let mut now = Moment::default();
         let mut queue: VecDeque<_> = (0..clients).map(|i| (QueuePace::new(now), now + POLL_SOONEST * i)).collect();
@@ -620,7 +620,7 @@ fn waiter_that_never_asked_leaves_without_a_statement() {
 
 /// The store answers nothing. It can know the first waiter only.
 #[test]
-fn waiters_behind_a_failed_request_leave_without_a_statement() {
+fn waiters_behind_failed_request_leave_without_statement() {
     let mut store = Conversation::new();
     for waiter in (1..=50).map(WaiterId) {
         store.feed(Input::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
@@ -685,7 +685,7 @@ fn release_without_a_row_reads_it_once() {
 
 /// A failover may lose the export of a lease that a waiter of the same client resumes.
 #[test]
-fn export_missed_by_the_store_is_repeated_while_resumed() {
+fn export_missed_by_store_is_repeated_while_resumed() {
     let mut engine = engine();
     let wish = wish("a", WaitMode::Wait(None));
     let (name, owner) = (wish.name.clone(), wish.owner);
@@ -713,7 +713,7 @@ fn export_missed_by_the_store_is_repeated_while_resumed() {
 
 /// Two clients take turns: the next request of the one that released meets the other as holder.
 #[test]
-fn client_that_handed_a_name_over_gets_an_entry_at_once() {
+fn client_that_handed_over_gets_entry_at_once() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
     let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
@@ -760,7 +760,7 @@ fn overtaken_try_pauses_before_its_next_read() {
 
 /// The row of the holding that a try would join stays locked: the store answers at once.
 #[test]
-fn try_that_meets_a_locked_row_is_not_unanswered() {
+fn try_on_locked_row_is_not_unanswered() {
     let mut store = Conversation::new();
     let until = START + Duration::from_secs(8);
     let wish = Wish { reenters: true, ..wish("a", WaitMode::Try(until)) };
@@ -840,7 +840,7 @@ fn entry_that_seems_dead_is_passed_over_later() {
 
 /// Each answer takes longer than a heartbeat, and the waiting entry of another client is dead.
 #[test]
-fn slow_store_delays_a_release_for_some_time_only() {
+fn slow_store_delays_release_for_limited_time() {
     let mut store = Conversation::new();
     let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
     let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));

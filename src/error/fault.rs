@@ -258,7 +258,7 @@ mod tests {
 
     #[cfg(feature = "mysql")]
     #[test]
-    fn every_kind_of_read_only_server_is_read_only() {
+    fn each_kind_of_read_only_server_is_recognized() {
         for number in [1290, 1792, 1836, 1874] {
             assert_eq!(Fault::from_mysql(number), Fault::ReadOnly, "{number}");
         }

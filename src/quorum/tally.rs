@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn name_is_taken_only_when_no_majority_can_grant_it() {
+    fn name_is_taken_when_no_majority_can_grant() {
         for tally in tallies().into_iter().filter(|tally| tally.next() == Next::Taken) {
             assert!(tally.granted + tally.pending < tally.needed, "{tally:?}");
             assert!(tally.granted + tally.refused > 0, "{tally:?}");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn databases_without_an_answer_do_not_make_a_name_taken() {
+    fn silent_databases_do_not_make_name_taken() {
         for tally in tallies().into_iter().filter(|tally| tally.refused == 0 && tally.granted < tally.needed) {
             assert_ne!(tally.next(), Next::Taken, "{tally:?}");
         }

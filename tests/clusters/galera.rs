@@ -317,7 +317,7 @@ async fn each_successful_retry_counts_on_all_nodes() {
 /// An acquisition joins the lease of its owner on one node, while the lease is released on another
 /// and handed over.
 #[tokio::test]
-async fn owner_does_not_join_lease_that_is_handed_over_on_another_node() {
+async fn owner_does_not_join_lease_handed_over_elsewhere() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let nodes = cluster().await;
     let (first, second, third) = (locks(&nodes, 0).await, locks(&nodes, 1).await, locks(&nodes, 2).await);

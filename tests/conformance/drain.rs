@@ -74,7 +74,7 @@ async fn drain_ends_at_its_timeout_without_a_warning() {
 }
 
 #[tokio::test]
-async fn closed_completes_at_a_drain_and_at_a_shutdown() {
+async fn closed_completes_at_drain_and_shutdown() {
     let db = fresh().await;
     for drains in [true, false] {
         let locks = db.locks().await;
@@ -125,7 +125,7 @@ async fn drain_waits_for_session_locks() {
 }
 
 #[tokio::test]
-async fn drain_beside_an_open_fence_ends_with_an_error() {
+async fn drain_beside_open_fence_ends_with_error() {
     let db = fresh().await;
     let (log, _guard) = Log::capture();
     let locks = db.locks().await;
@@ -175,7 +175,7 @@ fn client_of_an_ended_runtime_is_closed() {
 /// Each release fails as soon as it is submitted, and then the next one is. The stack would not
 /// hold them all at a time.
 #[test]
-fn runtime_ends_while_many_leases_of_a_name_are_released() {
+fn runtime_ends_while_many_leases_are_released() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (db, locks) = runtime.block_on(async {
         let db = fresh().await;

@@ -236,7 +236,7 @@ impl RunInProgress {
 }
 
 #[tokio::test]
-async fn token_that_expires_during_its_request_is_in_progress() {
+async fn token_expiring_during_request_is_in_progress() {
     let app = app().await;
     let mut lasts = Duration::from_secs(1);
     let (key, first) = loop {
@@ -873,7 +873,7 @@ async fn claim_rolled_back_during_work_is_unknown() {
 /// A statement ends the transaction, on PostgreSQL by making it unusable, and the work goes on.
 /// What it writes afterwards commits by itself on SQLite.
 #[tokio::test]
-async fn work_that_goes_on_after_its_transaction_and_fails_is_unknown() {
+async fn failing_work_that_outlives_transaction_is_unknown() {
     let end = match DATABASE {
         Database::Sqlite => "INSERT OR ROLLBACK INTO counter (id, value) VALUES (1, 0)",
         Database::Postgres => "INSERT INTO counter (id, value) VALUES (1, 0)",

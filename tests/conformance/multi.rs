@@ -139,7 +139,7 @@ async fn max_hold_counts_from_the_last_grant() {
 }
 
 #[tokio::test]
-async fn hold_at_least_keeps_names_only_after_all_grants() {
+async fn hold_at_least_applies_after_all_grants() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let request = || all(&ours, &["a", "b"]).hold_at_least(LONG);

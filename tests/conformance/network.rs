@@ -243,7 +243,7 @@ pub(crate) fn behind_a_proxy(url: &str) -> (Proxy, String) {
 
 /// The lease ends before the time for connecting to the silent server, four seconds, is over.
 #[tokio::test]
-async fn short_lease_survives_the_silence_of_one_of_two_servers() {
+async fn short_lease_survives_silence_of_one_server() {
     if DATABASE == Database::Sqlite {
         return; // It has no servers.
     }

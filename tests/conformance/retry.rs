@@ -491,7 +491,7 @@ async fn refused_commit_is_reported_as_failed() {
 async fn commit_with_lost_reply_is_not_rerun() {
     let books = books().await;
     if DATABASE == Database::Sqlite {
-        return a_commit_that_must_wait_for_readers_is_run_again(&books).await;
+        return commit_that_waits_for_readers_is_run_again(&books).await;
     }
     let (proxy, url) = behind_a_proxy(&books.db.url);
     let far = connect(&url, 1).await;
@@ -550,7 +550,7 @@ async fn commit_with_lost_reply_is_not_rerun() {
 
 /// SQLite has no network: its answer to a COMMIT is always known. In a file without a WAL, readers
 /// delay a commit for a time.
-async fn a_commit_that_must_wait_for_readers_is_run_again(books: &Books) {
+async fn commit_that_waits_for_readers_is_run_again(books: &Books) {
     let db = crate::support::empty().await;
     let pool = db.pool_of(1).await;
     run(&pool, "CREATE TABLE counter (id INTEGER PRIMARY KEY, value BIGINT NOT NULL)").await;
@@ -720,7 +720,7 @@ async fn transaction_begun_with_a_comment_is_committed() {
 
 /// On SQLite, what the closure writes after the end of its transaction commits by itself.
 #[tokio::test]
-async fn closure_that_goes_on_after_its_transaction_has_unknown_outcome() {
+async fn closure_outliving_its_transaction_has_unknown_outcome() {
     let end = match DATABASE {
         Database::Sqlite => "INSERT OR ROLLBACK INTO counter (id, value) VALUES (1, 0)",
         Database::Postgres => "INSERT INTO counter (id, value) VALUES (1, 0)",

@@ -138,7 +138,7 @@ async fn tables_coexist_with_application_migrations() {
 
 /// A second set of tables in another schema would hide the first from some of its users.
 #[tokio::test]
-async fn tables_further_down_the_search_path_stay_the_only_ones() {
+async fn tables_later_in_search_path_are_not_repeated() {
     if DATABASE != Database::Postgres {
         return; // Their tables are in the one database of the URL.
     }

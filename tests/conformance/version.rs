@@ -587,7 +587,7 @@ async fn errors_of_the_database_are_told_as_such() {
 
 /// Otherwise a retry would run the transaction again for ever.
 #[tokio::test]
-async fn row_kept_unwritten_by_a_trigger_is_no_conflict() {
+async fn row_kept_by_trigger_is_no_conflict() {
     let skip = match DATABASE {
         Database::Postgres => {
             "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;

@@ -28,7 +28,7 @@ async fn whole_reads(pool: &PgPool) -> i64 {
 /// The statistics of a small table make a sequential scan the cheapest plan, which a session keeps
 /// while the table grows.
 #[tokio::test]
-async fn statements_for_a_small_table_read_no_whole_table() {
+async fn statements_for_small_table_read_no_whole_table() {
     let db = fresh().await;
     let (pool, locks) = (connect(&db.url, 1).await, db.locks().await);
     cycle(&locks).await;

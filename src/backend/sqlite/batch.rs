@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn releases_find_rows_by_key_with_statistics_of_a_small_table() {
+    async fn releases_use_keys_with_statistics_of_small_table() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut conn = open(&directory.path().join("store.db")).await;
         let statistics = "INSERT INTO sqlite_stat1 VALUES ('sqlock_lease', 'sqlock_lease', '1 1')";

@@ -339,7 +339,7 @@ async fn lease_ahead_of_the_clock_is_a_warning() {
 // ---- rights
 
 #[tokio::test]
-async fn rights_beyond_the_documented_ones_for_leases_are_named() {
+async fn rights_beyond_those_for_leases_are_named() {
     // SQLite has no users.
     if DATABASE == Database::Sqlite {
         return;

@@ -40,7 +40,7 @@ async fn run_ends_by_loss_where_init_reaps_nothing() {
 
 /// `/proc` shows the processes by their PIDs in the outer namespace.
 #[tokio::test]
-async fn detached_process_dies_by_loss_where_proc_is_of_outer_namespace() {
+async fn detached_process_dies_by_loss_beside_outer_proc() {
     let fixture = CommandFixture::new().await;
     let script = "setsid sleep 1000 &\necho up >&3\nwait";
     let mut holder = start_below_a_lazy_init(&fixture, &["a"], script).await.up().await;

@@ -525,7 +525,7 @@ async fn candidate_that_survives_a_hangup_acquires_again() {
 }
 
 #[tokio::test]
-async fn candidate_told_to_end_during_release_does_not_acquire_again() {
+async fn candidate_ended_during_release_does_not_acquire_again() {
     let mut fixture = CommandFixture::wired().await;
     let mut candidate =
         fixture.start(&["--elect", "--ttl", "6", "--kill-after", "2", "a"], "echo up >&3; exec sleep 1000").up().await;
@@ -539,7 +539,7 @@ async fn candidate_told_to_end_during_release_does_not_acquire_again() {
 
 /// Each command leaves a process that the loss of its lease does not kill, and that sqlock adopts.
 #[tokio::test]
-async fn candidate_reports_end_of_command_beside_orphans_of_earlier_ones() {
+async fn candidate_reports_end_of_command_beside_earlier_orphans() {
     let db = empty().await;
     let orphan = "env -i setsid sleep 60 </dev/null >/dev/null 2>&1 &";
     let script = format!("{orphan} trap 'exit 7' QUIT; echo up; while :; do sleep 0.05; done");
@@ -595,7 +595,7 @@ async fn command_gets_requested_signal_and_notice_before_deadline() {
 }
 
 #[tokio::test]
-async fn notice_longer_than_ttl_waits_for_a_failed_renewal() {
+async fn notice_longer_than_ttl_waits_for_failed_renewal() {
     let script = "trap 'date +%s%6N >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.02; done";
     let mut fixture = CommandFixture::wired().await;
     let mut holder = fixture.start(&["--ttl", "6", "--kill-after", "10m", "a"], script).up().await;
@@ -895,7 +895,7 @@ async fn ctrl_z_and_fg_resume_terminal_reading_command() {
 
 /// Ctrl-Z stops the command of the nested run. Both runs follow.
 #[tokio::test]
-async fn ctrl_z_and_fg_resume_command_of_nested_run() {
+async fn ctrl_z_and_fg_resume_nested_command() {
     let reader = format!("read line; {COUNTER}");
     let script = format!("trap : USR1\nreader=$(cat <<'END'\n{reader}\nEND\n)\n\"$SQLOCK\" run b -- sh -c \"$reader\"");
     ctrl_z_and_fg_within_the_ttl(&script).await;

@@ -109,7 +109,7 @@ async fn screen_survives_outage_and_ends_with_signal() {
 }
 
 #[tokio::test]
-async fn screen_of_a_quorum_names_the_silent_and_unlocks() {
+async fn quorum_screen_names_silent_databases_and_unlocks() {
     let three = Three::with_one_down().await;
     let acquire = ["acquire", "--quorum", "job", "--ttl", "10m", "--label", "a step"];
     let acquired = json(&three.run(&acquire).await.expect(0));

@@ -230,7 +230,7 @@ async fn candidate_follows_when_the_file_gets_tables() {
 
 /// Waiters for a majority have no place in a queue that they could keep.
 #[tokio::test]
-async fn waiter_for_majority_ends_when_a_file_gets_tables() {
+async fn waiter_for_majority_ends_when_tables_appear() {
     for (options, code) in [(&[][..], 75), (&["-E", "9"], 9), (&["--skip-ok"], 0)] {
         let (db, two) = (fresh_for_the_command().await, LeaseFile::with_tables().await);
         let both = Fresh::at(format!("{},{}", db.url, two.url));
@@ -300,7 +300,7 @@ async fn unreadable_sidecar_is_not_taken_for_empty() {
 
 /// The log of a file may have the tables, although the file has none.
 #[tokio::test]
-async fn file_locked_with_its_log_is_not_taken_for_empty() {
+async fn file_locked_with_its_log_is_not_empty() {
     let db = empty().await;
     if DATABASE == Database::Sqlite {
         let pool = db.pool_of(1).await;

@@ -94,7 +94,7 @@ async fn unknown_outcome_is_resolved_by_its_token() {
 
 /// The provider's books show the charge of a process that has died.
 #[tokio::test]
-async fn outcome_of_dead_attempt_is_resolved_by_its_token() {
+async fn dead_attempt_is_resolved_by_its_token() {
     let app = app().await;
     let done = || Resolution::done(&7).expect("JSON");
     let key = alice("a");
@@ -150,7 +150,7 @@ async fn unrecorded_resolution_changes_no_record() {
 }
 
 #[tokio::test]
-async fn token_forgotten_after_lost_reply_is_reported_as_forgotten() {
+async fn token_forgotten_after_lost_reply_is_reported() {
     if DATABASE == Database::Sqlite {
         return; // There is no network between.
     }

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_younger_than_the_longest_ttl_do_not_vote() {
+    fn tables_younger_than_longest_ttl_do_not_vote() {
         let young = |age: u64, ttl: Option<u64>| {
             let mut all = databases(3);
             all[0][0].record = Some(Record { age: Duration::from_secs(age), version: 5, latest: 5 });
