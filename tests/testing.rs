@@ -570,9 +570,9 @@ async fn read_or_leave(locks: sqlock::Locks, place: u64) {
 }
 
 /// Spawns a request, and waits until it is the first in the queue.
-async fn first_in_queue(request: sqlock::LeaseRequest, witness: &sqlock::Locks) -> Granting {
+async fn first_in_queue(request: sqlock::LeaseRequest, observer: &sqlock::Locks) -> Granting {
     let granting = tokio::spawn(request.label("next").acquire());
-    while witness.waiters("a").await.expect("waiters").first().is_none_or(|first| first.label != "next") {}
+    while observer.waiters("a").await.expect("waiters").first().is_none_or(|first| first.label != "next") {}
     granting
 }
 

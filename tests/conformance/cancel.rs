@@ -10,7 +10,7 @@ use sqlock::{Lease, Locks, Owner};
 use sqlx::Pool;
 use tokio::time::Instant;
 
-use super::witness::Witness;
+use super::connection_counter::ConnectionCounter;
 use crate::Sql;
 use crate::support::{Fresh, LONG, SOON, empty, fresh, soon};
 
@@ -59,7 +59,7 @@ pub(super) async fn everywhere(mut case: impl AsyncFnMut(Point) -> bool) {
 
 pub(super) struct CancelFixture {
     pub(super) db: Fresh,
-    witness: Witness,
+    counter: ConnectionCounter,
     /// The client whose futures are dropped, and the application's pool that it was made from.
     pub(super) ours: Locks,
     pub(super) pool: Pool<Sql>,
@@ -69,11 +69,11 @@ pub(super) struct CancelFixture {
 impl CancelFixture {
     pub(super) async fn new() -> Self {
         let mut db = fresh().await;
-        let witness = Witness::of(&mut db).await;
+        let counter = ConnectionCounter::of(&mut db).await;
         let pool = db.pool_of(2).await;
         let ours = crate::support::builder(pool.clone()).build();
         let theirs = db.locks().await;
-        Self { ours, theirs, pool, witness, db }
+        Self { ours, theirs, pool, counter, db }
     }
 
     /// Checks that nothing is left: the name is free, has no waiters, no transaction is open, and
@@ -82,7 +82,7 @@ impl CancelFixture {
         let lease = soon("the name", self.theirs.lease("a").ttl(LONG).acquire()).await.expect("acquire");
         lease.release().await.expect("release");
         self.nothing_is_held().await;
-        self.witness.no_transactions().await;
+        self.counter.no_transactions().await;
         self.pool_works().await;
     }
 
@@ -319,7 +319,7 @@ async fn dropped_list_and_inspect_leave_no_transaction() {
             inspected.map(|info| assert!(info.expect("inspect").is_some())).is_some(),
         ];
         held.extend(LONG).await.expect("still held");
-        fixture.witness.no_transactions().await;
+        fixture.counter.no_transactions().await;
         fixture.pool_works().await;
         done == [true, true]
     })
@@ -356,7 +356,7 @@ async fn dropped_sweep_keeps_held_names() {
         let sweeper = fixture.ours.sweeper().retention(Duration::ZERO).batch(1);
         let done = drop_at(point, sweeper.sweep()).await.map(|purged| purged.expect("sweep")).is_some();
         held.extend(LONG).await.expect("still held");
-        fixture.witness.no_transactions().await;
+        fixture.counter.no_transactions().await;
         fixture.pool_works().await;
         done
     })
@@ -411,13 +411,13 @@ async fn dropped_shutdown_still_releases_leases() {
 #[tokio::test]
 async fn dropped_migrate_can_be_repeated() {
     let mut db = empty().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     let pool = db.pool_of(2).await;
     everywhere(async |point| {
         let done = drop_at(point, crate::support::builder(pool.clone()).build().migrate()).await;
         let done = done.map(|migrated| migrated.expect("migrate")).is_some();
-        witness.no_transactions().await;
-        assert_eq!(witness.advisory_locks().await, 0);
+        counter.no_transactions().await;
+        assert_eq!(counter.advisory_locks().await, 0);
         // Any client can call it again.
         let again = db.locks().await;
         soon("the migration", again.migrate()).await.expect("migrate");

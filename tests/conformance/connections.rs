@@ -11,7 +11,7 @@ use sqlock::Locks;
 use sqlx::sqlite::SqlitePoolOptions;
 use tokio::task::JoinSet;
 
-use super::witness::Witness;
+use super::connection_counter::ConnectionCounter;
 use crate::DATABASE;
 use crate::support::{Database, LONG, builder, fresh, soon};
 
@@ -27,11 +27,11 @@ async fn leases_survive_a_fully_used_application_pool() {
     let (ours, theirs) = (builder(pool.clone()).build(), db.locks().await);
     let ttl = Duration::from_secs(6);
 
-    // The business transaction takes the pool's only connection. It reads and does not write:
+    // The app transaction takes the pool's only connection. It reads and does not write:
     // SQLite has one writer for the whole file, and a write transaction of the application would
     // exclude the client as well.
-    let mut business = pool.begin().await.expect("begin");
-    sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *business).await.expect("select");
+    let mut app = pool.begin().await.expect("begin");
+    sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *app).await.expect("select");
     assert!(pool.try_acquire().is_none(), "nothing is left in the pool");
 
     let mut taken = JoinSet::new();
@@ -84,19 +84,19 @@ async fn leases_survive_a_fully_used_application_pool() {
         lease.release().await.expect("ours to the end");
     }
 
-    // Meanwhile the business transaction was not disturbed.
-    sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *business).await.expect("select");
-    business.commit().await.expect("commit");
+    // Meanwhile the app transaction was not disturbed.
+    sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *app).await.expect("select");
+    app.commit().await.expect("commit");
 }
 
 #[tokio::test]
 async fn connections_stay_few_with_200_leases_and_waiters() {
     let mut db = fresh().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     // One connection for heartbeats and those for work.
     let most = if DATABASE == Database::Sqlite { 2 } else { 3 };
     let locks = db.locks().await;
-    assert_eq!(witness.connections().await, 0, "none until one is needed");
+    assert_eq!(counter.connections().await, 0, "none until one is needed");
 
     let mut taken = JoinSet::new();
     for i in 0..200 {
@@ -112,7 +112,7 @@ async fn connections_stay_few_with_200_leases_and_waiters() {
     }
     // Through a round of renewals, or two.
     for _ in 0..25 {
-        let open = witness.connections().await;
+        let open = counter.connections().await;
         assert!((1..=most).contains(&open), "{open} connections");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -127,16 +127,16 @@ async fn connections_stay_few_with_200_leases_and_waiters() {
     for verdict in soon("their turn", waiters.join_all()).await {
         verdict.expect("ours to the end");
     }
-    let open = witness.connections().await;
+    let open = counter.connections().await;
     assert!((1..=most).contains(&open), "{open} connections");
     locks.shutdown().await.expect("shutdown");
-    closed(&witness).await;
+    closed(&counter).await;
 }
 
 #[tokio::test]
 async fn one_connection_suffices() {
     let mut db = fresh().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     let locks = db.builder().await.connections(1).build();
     let mut taken = JoinSet::new();
     for i in 0..50 {
@@ -149,29 +149,29 @@ async fn one_connection_suffices() {
     }
     let leases = taken.join_all().await;
     // One connection for the work. A heartbeat, which comes after a second, has its own.
-    let open = witness.connections().await;
+    let open = counter.connections().await;
     assert!((1..=2).contains(&open), "{open} connections");
     for lease in leases {
         lease.release().await.expect("ours to the end");
     }
-    let open = witness.connections().await;
+    let open = counter.connections().await;
     assert!((1..=2).contains(&open), "{open} connections");
 }
 
 #[tokio::test]
 async fn connections_close_with_the_last_handle() {
     let mut db = fresh().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     let locks = db.locks().await;
     let clone = locks.clone();
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     drop(locks);
     drop(clone);
     // The lease is a handle, too.
-    assert!(witness.connections().await > 0);
+    assert!(counter.connections().await > 0);
     lease.extend(LONG).await.expect("still held");
     lease.release().await.expect("ours to the end");
-    closed(&witness).await;
+    closed(&counter).await;
 }
 
 #[tokio::test]
@@ -215,7 +215,7 @@ async fn in_memory_database_borrows_the_pool_connection() {
 
     let mut tx = pool.begin().await.expect("it was given back");
     lease.fence(&mut tx).await.expect("fence");
-    sqlx::query("CREATE TABLE business (id INTEGER)").execute(&mut *tx).await.expect("create");
+    sqlx::query("CREATE TABLE app (id INTEGER)").execute(&mut *tx).await.expect("create");
     tx.commit().await.expect("commit");
     assert_eq!(pool.size(), 1);
     let token = lease.token();
@@ -224,12 +224,12 @@ async fn in_memory_database_borrows_the_pool_connection() {
     assert!(next.token() > token);
     next.release().await.expect("release");
     locks.shutdown().await.expect("shutdown");
-    sqlx::query("SELECT id FROM business").fetch_all(&pool).await.expect("the pool lives on");
+    sqlx::query("SELECT id FROM app").fetch_all(&pool).await.expect("the pool lives on");
 }
 
-async fn closed(witness: &Witness) {
+async fn closed(counter: &ConnectionCounter) {
     soon("the end of the connections", async {
-        while witness.connections().await > 0 {
+        while counter.connections().await > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })

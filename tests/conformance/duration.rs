@@ -13,7 +13,7 @@ use sqlock::quorum::Quorum;
 use sqlock::retry::Retry;
 use sqlock::{Error, Locks};
 
-use super::fence::{Books, add_one, books};
+use super::fence::{Counters, add_one, counters};
 use crate::support::{Database, soon};
 use crate::{DATABASE, Sql};
 
@@ -33,8 +33,8 @@ fn panics() -> Arc<AtomicUsize> {
     count
 }
 
-async fn unlimited(books: &Books) -> Locks {
-    let builder = books.db.builder().await.ttl_range(Duration::from_millis(100)..=Duration::MAX);
+async fn unlimited(counters: &Counters) -> Locks {
+    let builder = counters.db.builder().await.ttl_range(Duration::from_millis(100)..=Duration::MAX);
     builder.build()
 }
 
@@ -49,9 +49,9 @@ fn is_in_order<T>(what: &str, outcome: Result<T, Error>) -> Option<T> {
 
 #[tokio::test]
 async fn longest_ttl_is_granted_or_out_of_range() {
-    let books = books().await;
+    let counters = counters().await;
     let panics = panics();
-    let locks = unlimited(&books).await;
+    let locks = unlimited(&counters).await;
     for (nth, long) in LONGEST.into_iter().enumerate() {
         let a = format!("a/{nth}");
         let names = || [format!("b/{nth}"), format!("c/{nth}")];
@@ -93,9 +93,9 @@ async fn longest_ttl_is_granted_or_out_of_range() {
 
 #[tokio::test]
 async fn longest_wait_ends_with_the_grant() {
-    let books = books().await;
+    let counters = counters().await;
     let panics = panics();
-    let (locks, others) = (unlimited(&books).await, unlimited(&books).await);
+    let (locks, others) = (unlimited(&counters).await, unlimited(&counters).await);
     for long in LONGEST {
         let holder = others.lease("a").acquire().await.expect("acquire");
         let waits = tokio::spawn(locks.lease("a").wait(long).acquire());
@@ -112,10 +112,10 @@ async fn longest_wait_ends_with_the_grant() {
         let session = soon("a session lock", locks.session("a").wait(long).acquire()).await.expect("acquire");
         session.release().await.expect("ours to the end");
         let mut tx = match DATABASE {
-            Database::Sqlite => books.pool.begin_with("BEGIN IMMEDIATE").await.expect("begin"),
+            Database::Sqlite => counters.pool.begin_with("BEGIN IMMEDIATE").await.expect("begin"),
             _ => {
                 // A connection of the client ensures the row.
-                books.pool.begin().await.expect("begin")
+                counters.pool.begin().await.expect("begin")
             }
         };
         soon("a row", locks.row_of("counter", "id", 1_i64).wait(long).lock(&mut tx)).await.expect("lock");
@@ -123,7 +123,7 @@ async fn longest_wait_ends_with_the_grant() {
             soon("a named row", locks.row("a").wait(long).lock(&mut tx)).await.expect("lock");
         }
         tx.rollback().await.expect("rollback");
-        let retry = Retry::new().within(long).run(&books.pool, async |tx| add_one(tx, 1).await);
+        let retry = Retry::new().within(long).run(&counters.pool, async |tx| add_one(tx, 1).await);
         soon("a transaction", retry).await.expect("commit");
     }
     assert_eq!(panics.load(Ordering::SeqCst), 0, "panics");
@@ -131,9 +131,9 @@ async fn longest_wait_ends_with_the_grant() {
 
 #[tokio::test]
 async fn longest_intervals_and_retentions_do_not_panic() {
-    let books = books().await;
+    let counters = counters().await;
     let panics = panics();
-    let locks = unlimited(&books).await;
+    let locks = unlimited(&counters).await;
     for (nth, long) in LONGEST.into_iter().enumerate() {
         let sweeping = locks.sweeper().every(long).retention(long).start();
         soon("a sweep", locks.sweeper().retention(long).sweep()).await.expect("a sweep");
@@ -144,7 +144,7 @@ async fn longest_intervals_and_retentions_do_not_panic() {
         let (key, request) = (IdempotencyKey::new("alice", format!("{nth}")), Fingerprint::of(["charge"]));
         is_in_order("issue", soon("issue", payments.issue("alice", long)).await);
         let charge = async |tx: &mut sqlx::Transaction<'_, Sql>| Ok::<_, Error>(add_one(tx, 1).await?);
-        let ran = soon("a request", payments.run(&books.pool, &key, &request, charge)).await;
+        let ran = soon("a request", payments.run(&counters.pool, &key, &request, charge)).await;
         if let Err(error) = ran {
             assert!(error.to_string().contains("out of range") || error.to_string().contains("retention"), "{error}");
         }

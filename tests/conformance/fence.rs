@@ -19,16 +19,16 @@ use crate::{DATABASE, Sql};
 const BRIEF: Duration = Duration::from_secs(5);
 
 /// A database with the tables of this crate, and a table of counters.
-pub(super) struct Books {
+pub(super) struct Counters {
     pub(super) db: Fresh,
     pub(super) pool: Pool<Sql>,
 }
 
-pub(super) async fn books() -> Books {
-    books_in(fresh().await).await
+pub(super) async fn counters() -> Counters {
+    counters_in(fresh().await).await
 }
 
-pub(super) async fn books_in(db: Fresh) -> Books {
+pub(super) async fn counters_in(db: Fresh) -> Counters {
     let pool = db.pool().await;
     if DATABASE == Database::Sqlite {
         // In this mode readers block no writer, as on the other databases.
@@ -36,18 +36,18 @@ pub(super) async fn books_in(db: Fresh) -> Books {
     }
     run(&pool, "CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY, value BIGINT NOT NULL)").await;
     run(&pool, "INSERT INTO counter (id, value) VALUES (1, 0), (2, 0)").await;
-    Books { db, pool }
+    Counters { db, pool }
 }
 
-impl Books {
+impl Counters {
     pub(super) async fn value(&self, id: u8) -> i64 {
         let sql = format!("SELECT value FROM counter WHERE id = {id}");
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.expect("the counter can be read")
     }
 
     /// Makes a pool with this isolation level.
-    pub(super) async fn at(&self, level: &'static str) -> Business {
-        Business::at(&self.db.url, level).await
+    pub(super) async fn at(&self, level: &'static str) -> IsolatedPool {
+        IsolatedPool::at(&self.db.url, level).await
     }
 }
 
@@ -62,12 +62,12 @@ pub(super) fn levels() -> &'static [&'static str] {
 
 /// An application's pool whose transactions have a certain isolation level.
 #[derive(Clone)]
-pub(super) struct Business {
+pub(super) struct IsolatedPool {
     pool: Pool<Sql>,
     level: &'static str,
 }
 
-impl Business {
+impl IsolatedPool {
     pub(super) async fn at(url: &str, level: &'static str) -> Self {
         let set = match DATABASE {
             Database::Postgres => format!("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {level}"),
@@ -103,7 +103,7 @@ pub(super) async fn run(pool: &Pool<Sql>, sql: &'static str) {
     pool.execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
 }
 
-/// Makes a business write.
+/// Makes a app write.
 pub(super) async fn add_one(tx: &mut Transaction<'_, Sql>, id: u8) -> Result<(), sqlx::Error> {
     let sql = format!("UPDATE counter SET value = value + 1 WHERE id = {id}");
     sqlx::query(AssertSqlSafe(sql)).execute(&mut **tx).await.map(|_| ())
@@ -138,11 +138,11 @@ enum End {
 }
 
 async fn takeover_after_the_fence_waits_for(end: End) {
-    let books = books().await;
-    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     let lease = ours.lease("a").ttl(BRIEF).renew(false).acquire().await.expect("acquire");
     let token = lease.token();
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
     let next = spawn_waiter(&theirs, "a");
@@ -156,7 +156,7 @@ async fn takeover_after_the_fence_waits_for(end: End) {
     }
     let next = soon("the takeover", next).await.expect("no panic");
     assert!(next.token() > token, "tokens only rise");
-    assert_eq!(books.value(1).await, i64::from(end == End::Commit));
+    assert_eq!(counters.value(1).await, i64::from(end == End::Commit));
 }
 
 #[tokio::test]
@@ -172,32 +172,32 @@ async fn takeover_after_the_fence_waits_for_the_rollback() {
 /// The holder does not know of the takeover: its lease has expired only by the database's clock.
 #[tokio::test]
 async fn fence_fails_after_a_takeover() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(600)).renew(false).acquire().await.expect("acquire");
-    run(&books.pool, "UPDATE sqlock_lease SET expires_at = 1").await;
+    run(&counters.pool, "UPDATE sqlock_lease SET expires_at = 1").await;
     let next = theirs.lease("a").try_acquire().await.expect("try").expect("expired");
     assert!(next.token() > lease.token());
 
     assert!(lease.is_held(), "by its own clock: only the database can tell");
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     let error = lease.fence(&mut tx).await.expect_err("taken over");
     assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
     tx.rollback().await.expect("rollback");
-    assert_eq!(books.value(1).await, 0);
+    assert_eq!(counters.value(1).await, 0);
 
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     next.fence(&mut tx).await.expect("the new holder's transaction is fenced");
     add_one(&mut tx, 1).await.expect("write");
     tx.commit().await.expect("commit");
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 /// The tables of this crate are in both databases, and the lease is in one of them.
 #[tokio::test]
 async fn fence_in_another_database_loses_nothing() {
-    let (books, elsewhere) = (books().await, books().await);
-    let ours = books.db.locks().await;
+    let (counters, elsewhere) = (counters().await, counters().await);
+    let ours = counters.db.locks().await;
     let requests = [ours.lease("a"), ours.lease("b").shared(), ours.semaphore("c", 3).request(1).expect("a permit")];
     for request in requests {
         let lease = soon("the grant", request.acquire()).await.expect("acquire");
@@ -206,7 +206,7 @@ async fn fence_in_another_database_loses_nothing() {
         assert!(matches!(error, Error::Fence(FenceError::OtherDatabase)), "{error}");
         tx.rollback().await.expect("rollback");
         assert!(lease.is_held());
-        let mut tx = books.pool.begin().await.expect("begin");
+        let mut tx = counters.pool.begin().await.expect("begin");
         lease.fence(&mut tx).await.expect("its own database");
         tx.rollback().await.expect("rollback");
         lease.release().await.expect("it was held to the end");
@@ -215,23 +215,23 @@ async fn fence_in_another_database_loses_nothing() {
 
 #[tokio::test]
 async fn fence_fails_after_the_deadline() {
-    let books = books().await;
-    let ours = books.db.locks().await;
+    let counters = counters().await;
+    let ours = counters.db.locks().await;
     let lease = ours.lease("a").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
     soon("the expiry", lease.lost()).await;
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     let error = lease.fence(&mut tx).await.expect_err("expired, though nobody has come yet");
     assert!(matches!(error, Error::Lost { cause: LossCause::Expired, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn evicted_holder_cannot_fence() {
-    let books = books().await;
-    let (ours, operator) = (books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, operator) = (counters.db.locks().await, counters.db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(600)).renew(false).acquire().await.expect("acquire");
     assert!(operator.evict("a", lease.token()).await.expect("evict"));
     assert!(lease.is_held(), "no heartbeat tells it");
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     let error = lease.fence(&mut tx).await.expect_err("evicted");
     assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error}");
     tx.rollback().await.expect("rollback");
@@ -241,11 +241,11 @@ async fn evicted_holder_cannot_fence() {
 
 #[tokio::test]
 async fn eviction_waits_for_the_open_fence() {
-    let books = books().await;
-    let (ours, theirs, operator) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, operator) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     let lease = ours.lease("a").ttl(Duration::from_secs(600)).acquire().await.expect("acquire");
     let token = lease.token();
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
     let mut evicted = tokio::spawn(async move { operator.evict("a", token).await.expect("evict") });
@@ -256,16 +256,16 @@ async fn eviction_waits_for_the_open_fence() {
     assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
     let next = soon("the takeover", next).await.expect("no panic");
     assert!(next.token() > token, "tokens only rise");
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn release_during_open_fence_grants_nobody() {
-    let books = books().await;
-    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     let lease = ours.lease("a").acquire().await.expect("acquire");
     let token = lease.token();
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
     let mut released = tokio::spawn(lease.release());
@@ -282,16 +282,16 @@ async fn release_during_open_fence_grants_nobody() {
     }
     let next = soon("the next one's turn", next).await.expect("no panic");
     assert!(next.token() > token, "tokens only rise");
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn local_handover_waits_for_the_fenced_transaction() {
-    let books = books().await;
-    let (ours, others) = (books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, others) = (counters.db.locks().await, counters.db.locks().await);
     let lease = ours.lease("a").acquire().await.expect("acquire");
     let token = lease.token();
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     let next = spawn_waiter(&ours, "a");
     // On this runtime of one thread, it has joined the queue when this task runs again.
@@ -314,11 +314,11 @@ async fn local_handover_waits_for_the_fenced_transaction() {
 
 #[tokio::test]
 async fn takeover_waits_for_both_fenced_transactions() {
-    let books = books().await;
-    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     let lease = Arc::new(ours.lease("a").ttl(BRIEF).renew(false).acquire().await.expect("acquire"));
-    let mut first = books.pool.begin().await.expect("begin");
-    let mut second = books.pool.begin().await.expect("begin");
+    let mut first = counters.pool.begin().await.expect("begin");
+    let mut second = counters.pool.begin().await.expect("begin");
     lease.fence(&mut first).await.expect("fence");
     let also = Arc::clone(&lease);
     let mut fencing = tokio::spawn(async move {
@@ -347,7 +347,7 @@ async fn takeover_waits_for_both_fenced_transactions() {
     second.commit().await.expect("commit");
     let next = soon("the takeover", next).await.expect("no panic");
     assert!(next.token() > lease.token());
-    assert_eq!((books.value(1).await, books.value(2).await), (1, 1));
+    assert_eq!((counters.value(1).await, counters.value(2).await), (1, 1));
 }
 
 // ---- late workers
@@ -377,7 +377,7 @@ impl Tally {
 
 /// Read, think, write: with the fence or, as a control, without.
 struct Stress {
-    business: Business,
+    app: IsolatedPool,
     tally: Tally,
     fenced: bool,
     id: u8,
@@ -387,7 +387,7 @@ impl Stress {
     /// Runs one worker with its own client until `enough`. If a statement takes longer than the
     /// TTL, grants and fences are late: the worker then asks for longer leases, and is late in
     /// proportion.
-    async fn work(&self, locks: Locks, mut dice: Dice, enough: impl Fn(&Tally) -> bool) {
+    async fn work(&self, locks: Locks, mut random: Random, enough: impl Fn(&Tally) -> bool) {
         let mut ttl = TINY;
         let mut late = 0;
         while !enough(&self.tally) {
@@ -401,9 +401,9 @@ impl Stress {
                 Err(error) => panic!("acquire: {error}"),
             };
             if self.fenced {
-                dice.pause(ttl).await;
+                random.pause(ttl).await;
             }
-            late = if self.read_modify_write(&lease, ttl, &mut dice).await { 0 } else { late + 1 };
+            late = if self.read_modify_write(&lease, ttl, &mut random).await { 0 } else { late + 1 };
             if late == 4 {
                 (ttl, late) = (longer, 0);
             }
@@ -416,8 +416,8 @@ impl Stress {
 
     /// Returns whether the write came in time. Without the fence, it comes after the end of the
     /// lease.
-    async fn read_modify_write(&self, lease: &Lease, ttl: Duration, dice: &mut Dice) -> bool {
-        let mut tx = self.business.begin().await;
+    async fn read_modify_write(&self, lease: &Lease, ttl: Duration, random: &mut Random) -> bool {
+        let mut tx = self.app.begin().await;
         if self.fenced
             && let Err(error) = lease.fence(&mut tx).await
         {
@@ -435,7 +435,7 @@ impl Stress {
                     .fetch_one(&mut *tx)
                     .await?;
             if self.fenced {
-                dice.pause(TINY * 2).await;
+                random.pause(TINY * 2).await;
             } else {
                 sleep(ttl * 2).await;
             }
@@ -468,7 +468,7 @@ impl Stress {
         for seed in 0..WORKERS {
             let locks = Locks::builder(db.pool_of(1).await).ttl_range(TINY..=SOON).build();
             let stress = Arc::clone(&self);
-            workers.spawn(async move { stress.work(locks, Dice(seed as u64 + 1), enough).await });
+            workers.spawn(async move { stress.work(locks, Random(seed as u64 + 1), enough).await });
         }
         let operator = db.locks().await;
         let evictions = Arc::new(AtomicU64::new(0));
@@ -503,9 +503,9 @@ impl Stress {
 }
 
 /// A small random number generator, so that a run can be repeated.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     async fn pause(&mut self, most: Duration) {
         // Constants of Knuth's MMIX.
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -514,17 +514,17 @@ impl Dice {
 }
 
 async fn no_update_is_lost(level: &'static str, control: &'static str, control_loses: bool) {
-    let books = books().await;
+    let counters = counters().await;
 
-    let stress = |business, fenced, id| Arc::new(Stress { business, tally: Tally::default(), fenced, id });
-    let free = stress(books.at(control).await, false, 2);
+    let stress = |app, fenced, id| Arc::new(Stress { app, tally: Tally::default(), fenced, id });
+    let free = stress(counters.at(control).await, false, 2);
     let evictions = Arc::clone(&free)
-        .run(&books.db, move |tally| {
+        .run(&counters.db, move |tally| {
             let lost = i64::try_from(Tally::count(&tally.commits)).is_ok_and(|commits| commits >= 40);
             Tally::count(&tally.overlaps) >= 10 && (lost || !control_loses)
         })
         .await;
-    let (commits, value) = (Tally::count(&free.tally.commits), books.value(2).await.cast_unsigned());
+    let (commits, value) = (Tally::count(&free.tally.commits), counters.value(2).await.cast_unsigned());
     println!(
         "{DATABASE:?} {control}, without the fence: {} lost of {commits} commits, {} overlaps, {} conflicts, {evictions} evictions",
         commits - value,
@@ -535,15 +535,15 @@ async fn no_update_is_lost(level: &'static str, control: &'static str, control_l
         assert!(value < commits, "the control lost nothing: this stress proves nothing");
     }
 
-    let fenced = stress(books.at(level).await, true, 1);
+    let fenced = stress(counters.at(level).await, true, 1);
     let start = Instant::now();
     let evictions = Arc::clone(&fenced)
-        .run(&books.db, move |tally| {
+        .run(&counters.db, move |tally| {
             // A busy machine may be too slow for that many within the time of a test.
             Tally::count(&tally.commits) >= if start.elapsed() < SOON { 150 } else { 20 }
         })
         .await;
-    let (commits, value) = (Tally::count(&fenced.tally.commits), books.value(1).await.cast_unsigned());
+    let (commits, value) = (Tally::count(&fenced.tally.commits), counters.value(1).await.cast_unsigned());
     println!(
         "{DATABASE:?} {level}, fenced: {} lost of {commits} commits, {} fences refused, {evictions} evictions",
         commits - value,

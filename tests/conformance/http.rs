@@ -31,7 +31,7 @@ use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::Level;
 
-use super::fence::{Books, add_one, books, run};
+use super::fence::{Counters, add_one, counters, run};
 use super::idempotency::refuse_results;
 use super::network::behind_a_proxy;
 use crate::support::blocked::block_past;
@@ -404,14 +404,14 @@ impl TestResponse {
     }
 }
 
-async fn shop() -> (Books, Server) {
+async fn shop() -> (Counters, Server) {
     shop_with(usual).await
 }
 
-async fn shop_with(layer: impl Fn(Idempotency) -> IdempotencyLayer) -> (Books, Server) {
-    let books = books().await;
-    let server = Server::on(&books.db, layer).await;
-    (books, server)
+async fn shop_with(layer: impl Fn(Idempotency) -> IdempotencyLayer) -> (Counters, Server) {
+    let counters = counters().await;
+    let server = Server::on(&counters.db, layer).await;
+    (counters, server)
 }
 
 fn alice(key: &str) -> IdempotencyKey {
@@ -429,7 +429,7 @@ async fn replay_has_listed_headers_and_no_cookies() {
             .keep_header(HeaderName::from_static("x-kept"))
             .keep_header(HeaderName::from_static("set-cookie"))
     };
-    let (books, server) = shop_with(kept).await;
+    let (counters, server) = shop_with(kept).await;
     let listed = ["content-type", "link", "location", "www-authenticate", "x-kept"];
     let first = server.post("/charge/receipt", "a").await;
     assert_eq!((first.status, first.text().as_str()), (201, "receipt 1"));
@@ -438,7 +438,7 @@ async fn replay_has_listed_headers_and_no_cookies() {
     assert_eq!(first.header("x-internal"), Some("7"));
     assert_eq!(first.all("link"), [b"</b>; rel=next", b"</a>; rel=prev"]);
     // Also by another process.
-    for server in [&server, &Server::on(&books.db, kept).await] {
+    for server in [&server, &Server::on(&counters.db, kept).await] {
         let replay = server.post("/charge/receipt", "a").await;
         assert!(replay.is_replay());
         assert_eq!(replay.replayed_parts(&listed), first.replayed_parts(&listed));
@@ -451,23 +451,23 @@ async fn replay_has_listed_headers_and_no_cookies() {
     assert_eq!(first.all("link"), [b"title=\"\xe9\""]);
     assert_eq!((first.is_replay(), replay.is_replay()), (false, true));
     assert_eq!(replay.replayed_parts(&listed), first.replayed_parts(&listed));
-    assert_eq!(books.value(1).await, 2);
+    assert_eq!(counters.value(1).await, 2);
 }
 
 #[tokio::test]
 async fn quoted_and_bare_keys_are_the_same_key() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     assert!(!server.post("/charge/receipt", r#""k-1""#).await.is_replay());
     assert!(server.post("/charge/receipt", "k-1").await.is_replay());
     assert!(!server.post("/charge/receipt", r"k\1").await.is_replay());
     assert!(server.post("/charge/receipt", r#""k\\1""#).await.is_replay());
     assert!(server.post("/charge/receipt", r#""k-1";v=1; by="app""#).await.is_replay());
-    assert_eq!(books.value(1).await, 2);
+    assert_eq!(counters.value(1).await, 2);
 }
 
 #[tokio::test]
 async fn invalid_request_does_not_reach_the_handler() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     let path = "/charge/receipt";
     for method in ["POST", "PATCH"] {
         server.send(method, path, &[("X-User", "alice")], "500").await.is(400, "key-missing");
@@ -481,12 +481,12 @@ async fn invalid_request_does_not_reach_the_handler() {
     assert_eq!(server.begun(), 0);
     assert_eq!(server.payments.records(10).await.expect("records"), []);
     assert_eq!(server.post(path, &"k".repeat(255)).await.status, 201);
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn request_without_key_passes_unless_required() {
-    let (books, server) = shop_with(|payments| IdempotencyLayer::new(payments, user)).await;
+    let (counters, server) = shop_with(|payments| IdempotencyLayer::new(payments, user)).await;
     let nothing = [("X-User", "alice")];
     assert_eq!(server.send("POST", "/maybe/receipt", &nothing, "").await.text(), "without a key");
     assert_eq!(server.send("POST", "/echo", &nothing, "500").await.text(), "500");
@@ -504,12 +504,12 @@ async fn request_without_key_passes_unless_required() {
     // Without a layer, or inside a leased layer, running the effect would not be safe.
     server.post("/bare/receipt", "c").await.is(500, "not-set-up");
     server.post("/twice/receipt", "d").await.is(500, "not-set-up");
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn key_of_another_request_is_422() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
     server.post_as("alice", "/charge/receipt", "a", "501").await.is(422, "key-reused");
     server.post("/charge/receipt?x=1", "a").await.is(422, "key-reused");
@@ -528,7 +528,7 @@ async fn key_of_another_request_is_422() {
         read_response(&mut another).await.is(422, "key-reused");
     } else {
         read_response(&mut another).await.is(422, "key-reused");
-        let other = Server::on(&books.db, usual).await;
+        let other = Server::on(&counters.db, usual).await;
         other.post("/charge/wait", "b").await.is(409, "in-progress");
         other.post_as("alice", "/charge/wait", "b", "501").await.is(422, "key-reused");
         server.state.go_on.notify_one();
@@ -536,26 +536,26 @@ async fn key_of_another_request_is_422() {
     assert_eq!(read_response(&mut first).await.text(), "receipt 2");
     let replay = server.post("/charge/wait", "b").await;
     assert_eq!((replay.is_replay(), replay.text().as_str()), (true, "receipt 2"));
-    assert_eq!(books.value(1).await, 2);
+    assert_eq!(counters.value(1).await, 2);
 }
 
 #[tokio::test]
 async fn principals_have_separate_keys() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     assert_eq!(server.post_as("alice", "/charge/receipt", "a", "500").await.text(), "receipt 1");
     let bobs = server.post_as("bob", "/charge/receipt", "a", "501").await;
     assert_eq!((bobs.is_replay(), bobs.text().as_str()), (false, "receipt 2"));
     assert_eq!(server.post_as("alice", "/charge/receipt", "a", "500").await.text(), "receipt 1");
-    assert_eq!(books.value(1).await, 2);
+    assert_eq!(counters.value(1).await, 2);
 
-    let events = Server::on(&books.db, |events| IdempotencyLayer::global(events.namespace("events"))).await;
+    let events = Server::on(&counters.db, |events| IdempotencyLayer::global(events.namespace("events"))).await;
     assert!(!events.post_as("alice", "/charge/receipt", "a", "500").await.is_replay());
     assert!(events.post_as("bob", "/charge/receipt", "a", "500").await.is_replay());
 }
 
 #[tokio::test]
 async fn oversized_request_is_413_and_claims_nothing() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
     let with = |header| [headers[0], headers[1], header];
     // The server does not wait for the body, of which no byte is sent.
@@ -569,12 +569,12 @@ async fn oversized_request_is_413_and_claims_nothing() {
     assert_eq!(server.send("POST", "/charge/receipt", &chunked, &right).await.status, 201);
     // The announced length is not part of the request.
     assert!(server.post_as("alice", "/charge/receipt", "a", &"x".repeat(100)).await.is_replay());
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn failed_or_unstorable_answer_undoes_the_effect() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     server.post("/charge/large", "a").await.is(500, "response-too-large");
     server.post("/charge/endless", "a").await.is(500, "response-too-large");
     server.post("/charge/stream", "b").await.is(500, "response-not-storable");
@@ -585,7 +585,7 @@ async fn failed_or_unstorable_answer_undoes_the_effect() {
         }
     }
     assert_eq!(server.begun(), 7);
-    assert_eq!(books.value(1).await, 0);
+    assert_eq!(counters.value(1).await, 0);
     for key in ["a", "b", "c"] {
         assert!(is_new(&server, key).await, "{key}");
     }
@@ -595,10 +595,10 @@ async fn failed_or_unstorable_answer_undoes_the_effect() {
 #[tokio::test]
 async fn concurrent_changes_without_end_are_503() {
     let thrice = |payments: Idempotency| usual(payments.retry(Retry::new().attempts(3)));
-    let (books, server) = shop_with(thrice).await;
+    let (counters, server) = shop_with(thrice).await;
     server.post("/charge/conflict", "a").await.is(503, "conflict");
     assert_eq!(server.begun(), 3, "as often as the retry says");
-    assert_eq!(books.value(1).await, 0);
+    assert_eq!(counters.value(1).await, 0);
     assert!(is_new(&server, "a").await);
 }
 
@@ -606,11 +606,11 @@ async fn concurrent_changes_without_end_are_503() {
 #[tokio::test]
 async fn version_conflict_is_answered_by_the_handler() {
     let twice = |payments: Idempotency| usual(payments.retry(Retry::new().attempts(2)));
-    let (books, server) = shop_with(twice).await;
+    let (counters, server) = shop_with(twice).await;
     let reply = server.post("/charge/outdated", "a").await;
     assert_eq!((reply.status, reply.is_replay()), (409, false));
     assert_eq!(reply.text(), "a row of counter has changed: expected version 99, found version 1");
-    assert_eq!((server.begun(), books.value(1).await), (2, 0));
+    assert_eq!((server.begun(), counters.value(1).await), (2, 0));
     assert!(is_new(&server, "a").await);
 }
 
@@ -620,12 +620,12 @@ async fn handler_that_ignores_a_failed_statement_is_500() {
     if DATABASE != Database::Postgres {
         return;
     }
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     for _ in 0..2 {
         server.post("/charge/ignorant", "a").await.is(500, "not-set-up");
         assert!(is_new(&server, "a").await);
     }
-    assert_eq!((server.begun(), books.value(1).await), (2, 0));
+    assert_eq!((server.begun(), counters.value(1).await), (2, 0));
 }
 
 #[tokio::test]
@@ -633,9 +633,9 @@ async fn commit_refused_by_a_constraint_is_500() {
     if DATABASE.is_mysql() {
         return; // It has no deferred constraints.
     }
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     run(
-        &books.pool,
+        &counters.pool,
         "CREATE TABLE visit (counter INTEGER NOT NULL REFERENCES counter (id) DEFERRABLE INITIALLY DEFERRED)",
     )
     .await;
@@ -643,18 +643,18 @@ async fn commit_refused_by_a_constraint_is_500() {
         server.post("/charge/dangling", "a").await.is(500, "not-set-up");
         assert!(is_new(&server, "a").await);
     }
-    assert_eq!((server.begun(), books.value(1).await), (2, 0));
+    assert_eq!((server.begun(), counters.value(1).await), (2, 0));
 }
 
 #[tokio::test]
 async fn without_the_store_nothing_runs() {
-    let books = books().await;
+    let counters = counters().await;
     let (proxy, server) = if DATABASE == Database::Sqlite {
-        let server = Server::on(&books.db, usual).await;
-        run(&books.pool, "DROP TABLE sqlock_idem").await;
+        let server = Server::on(&counters.db, usual).await;
+        run(&counters.pool, "DROP TABLE sqlock_idem").await;
         (None, server)
     } else {
-        let (proxy, url) = behind_a_proxy(&books.db.url);
+        let (proxy, url) = behind_a_proxy(&counters.db.url);
         let options = sqlx::pool::PoolOptions::<Sql>::new().acquire_timeout(Duration::from_secs(3));
         let pool = options.connect_lazy(&url).expect("a pool");
         let server = Server::with(builder(pool.clone()).build(), pool, usual).await;
@@ -677,7 +677,7 @@ async fn without_the_store_nothing_runs() {
 
 #[tokio::test]
 async fn disconnected_client_leaves_the_key_new() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
     let first = server.begin("POST", "/charge/wait-once", &headers, "500").await;
     soon("the first one", server.state.inside.notified()).await;
@@ -685,12 +685,12 @@ async fn disconnected_client_leaves_the_key_new() {
     let answer = soon("the retry", until_not_in_progress(&server, "/charge/wait-once", "a")).await;
     assert_eq!((answer.is_replay(), answer.text().as_str()), (false, "receipt 1"));
     assert_eq!(server.begun(), 2);
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn required_route_refuses_keys_on_other_methods() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     let with_key = [("X-User", "alice"), ("Idempotency-Key", "a")];
     for method in ["PUT", "DELETE"] {
         for key in ["a", "a b"] {
@@ -698,7 +698,7 @@ async fn required_route_refuses_keys_on_other_methods() {
             server.send(method, "/charge/receipt", &with_key, "500").await.is(400, "key-not-supported");
         }
     }
-    assert_eq!((server.begun(), books.value(1).await), (0, 0));
+    assert_eq!((server.begun(), counters.value(1).await), (0, 0));
     // A safe method does nothing that could be done twice.
     assert_eq!(server.send("GET", "/maybe/receipt", &with_key, "").await.text(), "without a key");
     server.send("PUT", "/charge/receipt", &[("X-User", "alice")], "500").await.is(400, "key-missing");
@@ -819,7 +819,7 @@ async fn leased_answer_decides_the_state_of_key() {
 
 #[tokio::test]
 async fn answer_that_cannot_be_opened_is_500() {
-    let (books, server) = shop_with(|payments| {
+    let (counters, server) = shop_with(|payments| {
         let mirror = |_: &[u8], bytes: &[u8]| Ok::<_, String>(bytes.iter().map(|byte| !byte).collect());
         usual(payments.seal(mirror, mirror))
     })
@@ -828,16 +828,16 @@ async fn answer_that_cannot_be_opened_is_500() {
         assert_eq!(server.post(path, path).await.status, 201);
         assert!(server.post(path, path).await.is_replay());
     }
-    let without = Server::on(&books.db, usual).await;
+    let without = Server::on(&counters.db, usual).await;
     for path in ["/charge/receipt", "/provider/receipt", "/layered/receipt"] {
         without.post(path, path).await.is(500, "not-set-up");
     }
-    assert_eq!((without.begun(), books.value(1).await), (0, 1));
+    assert_eq!((without.begun(), counters.value(1).await), (0, 1));
 }
 
 #[tokio::test]
 async fn stored_body_reaches_the_resumed_attempt() {
-    let (books, server) = shop_with(|payments| usual(payments.request_limit(1)).store_request()).await;
+    let (counters, server) = shop_with(|payments| usual(payments.request_limit(1)).store_request()).await;
     for (mode, body) in [("provider", "500"), ("layered", "\0{5")] {
         assert_eq!(server.post_as("alice", &format!("/{mode}/timeout"), mode, body).await.status, 502);
     }
@@ -850,7 +850,8 @@ async fn stored_body_reaches_the_resumed_attempt() {
     }
     // Requests that an application stores itself keep the limit of the store.
     let own = |_: &Parts, body: &Bytes| Fingerprint::of([body]).with_request("a\nb");
-    let own = Server::on(&books.db, |payments| usual(payments.request_limit(2)).store_request().fingerprint(own)).await;
+    let own =
+        Server::on(&counters.db, |payments| usual(payments.request_limit(2)).store_request().fingerprint(own)).await;
     own.post("/provider/receipt", "own").await.is(413, "request-too-large");
     assert_eq!(own.begun(), 0);
 }
@@ -902,8 +903,8 @@ async fn stripe_v1_keeps_leased_failures_as_unknown() {
 async fn leased_work_without_recorded_outcome_is_unknown() {
     for mode in ["provider", "layered"] {
         let (log, _guard) = Log::capture();
-        let (books, server) = shop().await;
-        refuse_results(&books.pool).await;
+        let (counters, server) = shop().await;
+        refuse_results(&counters.pool).await;
         let path = format!("/{mode}/receipt");
         server.post(&path, "a").await.is(409, "outcome-unknown");
         let lines = log.messages(Level::WARN);
@@ -956,19 +957,19 @@ async fn ambiguous_statuses_cannot_be_named_as_refusals() {
 /// Nothing took effect, whatever the response.
 #[tokio::test]
 async fn error_with_success_status_is_not_stored() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     for _ in 0..2 {
         let reply = server.post("/charge/elsewhere", "k").await;
         assert_eq!((reply.status, reply.is_replay()), (303, false));
         assert!(is_new(&server, "k").await);
     }
-    assert_eq!(books.value(1).await, 0);
+    assert_eq!(counters.value(1).await, 0);
     assert_eq!(server.post("/charge/receipt", "k").await.status, 201);
 }
 
 #[tokio::test]
 async fn issued_token_is_valid_once_for_its_principal() {
-    let (books, server) = shop_with(|payments| IdempotencyLayer::issued(payments, user)).await;
+    let (counters, server) = shop_with(|payments| IdempotencyLayer::issued(payments, user)).await;
     let token = server.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
     server.post_as("bob", "/charge/receipt", &token, "500").await.is(422, "token-not-valid");
     server.post("/charge/receipt", "of-my-own").await.is(422, "token-not-valid");
@@ -979,15 +980,15 @@ async fn issued_token_is_valid_once_for_its_principal() {
     let token = server.payments.issue("alice", Duration::from_millis(1)).await.expect("issue");
     tokio::time::sleep(Duration::from_millis(20)).await;
     server.post("/charge/receipt", &token).await.is(422, "token-not-valid");
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn expired_key_is_refused_when_configured() {
     let strict = |payments: Idempotency| usual(payments.after_retention(AfterRetention::Refuse));
-    let (books, server) = shop_with(strict).await;
+    let (counters, server) = shop_with(strict).await;
     assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
-    run(&books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     server.post("/charge/receipt", "a").await.is(422, "key-expired");
     assert_eq!(server.begun(), 1);
 }
@@ -995,7 +996,7 @@ async fn expired_key_is_refused_when_configured() {
 #[tokio::test]
 async fn stripe_v1_stores_failures_whose_effect_is_undone() {
     let stripe = |payments| IdempotencyLayer::stripe_v1(payments, user).response_limit(1000);
-    let (books, server) = shop_with(stripe).await;
+    let (counters, server) = shop_with(stripe).await;
     for (path, status) in [("/charge/declined", 402), ("/charge/timeout", 502), ("/charge/teapot", 418)] {
         let before = server.begun();
         let first = server.post(path, path).await;
@@ -1005,7 +1006,7 @@ async fn stripe_v1_stores_failures_whose_effect_is_undone() {
         server.post_as("alice", path, path, "501").await.is(400, "key-reused");
         assert_eq!(server.begun(), before + 1);
     }
-    assert_eq!(books.value(1).await, 0);
+    assert_eq!(counters.value(1).await, 0);
     server.post("/charge/conflict", "k").await.is(503, "conflict");
     assert_eq!(server.post("/charge/receipt", "k").await.status, 201);
     assert!(!server.post("/charge/receipt", "\"k\"").await.is_replay());
@@ -1014,12 +1015,12 @@ async fn stripe_v1_stores_failures_whose_effect_is_undone() {
     // PATCH is not among the methods.
     let headers = [("X-User", "alice"), ("Idempotency-Key", "k")];
     server.send("PATCH", "/charge/receipt", &headers, "500").await.is(400, "key-missing");
-    assert_eq!(books.value(1).await, 2);
+    assert_eq!(counters.value(1).await, 2);
 }
 
 #[tokio::test]
 async fn fingerprint_of_requests_can_be_chosen() {
-    let (books, server) = shop_with(|payments| usual(payments).json()).await;
+    let (counters, server) = shop_with(|payments| usual(payments).json()).await;
     let post =
         async |server: &Server, key: &str, body: &str| server.post_as("alice", "/charge/receipt", key, body).await;
     assert_eq!(post(&server, "a", r#"{"cents": 5, "to": "bob"}"#).await.status, 201);
@@ -1030,13 +1031,13 @@ async fn fingerprint_of_requests_can_be_chosen() {
     post(&server, "b", "no json  {").await.is(422, "key-reused");
 
     let layer = |payments| usual(payments).json_fields(["/cents"]).expect("a pointer");
-    let fields = Server::on(&books.db, layer).await;
+    let fields = Server::on(&counters.db, layer).await;
     assert_eq!(post(&fields, "c", r#"{"cents": 5, "at": 1}"#).await.status, 201);
     assert!(post(&fields, "c", r#"{"cents": 5, "at": 2}"#).await.is_replay());
     post(&fields, "c", r#"{"cents": 6, "at": 2}"#).await.is(422, "key-reused");
 
     let own = |payments| usual(payments).fingerprint(|_, body| Fingerprint::of([&body[..1]]));
-    let own = Server::on(&books.db, own).await;
+    let own = Server::on(&counters.db, own).await;
     assert_eq!(post(&own, "d", "5").await.status, 201);
     assert!(post(&own, "d", "55").await.is_replay());
 
@@ -1063,7 +1064,7 @@ async fn host_and_headers_are_compared_where_asked() {
         let compared = usual(payments).compare_host().compare_header(versioned.clone());
         compared.compare_header(axum::http::header::CONTENT_TYPE)
     };
-    let (books, server) = shop_with(layer).await;
+    let (counters, server) = shop_with(layer).await;
     let post = async |server: &Server, key: &str, more: &[(&str, &str)]| {
         let headers = [&[("X-User", "alice"), ("Idempotency-Key", key)], more].concat();
         server.send("POST", "/charge/receipt", &headers, "500").await
@@ -1095,7 +1096,7 @@ async fn host_and_headers_are_compared_where_asked() {
     assert!(to(&server, "Shop.Example").await.is_replay());
     to(&server, "other.example").await.is(422, "key-reused");
     // By default neither counts.
-    let usual = Server::on(&books.db, usual).await;
+    let usual = Server::on(&counters.db, usual).await;
     assert_eq!(post(&usual, "d", &head).await.status, 201);
     assert!(post(&usual, "d", &[]).await.is_replay());
 }
@@ -1123,8 +1124,8 @@ async fn header_of_the_key_can_be_chosen() {
 
 #[tokio::test]
 async fn fifty_clicks_charge_once_with_one_receipt() {
-    let (books, one) = shop().await;
-    let servers = [Arc::new(one), Arc::new(Server::on(&books.db, usual).await)];
+    let (counters, one) = shop().await;
+    let servers = [Arc::new(one), Arc::new(Server::on(&counters.db, usual).await)];
     for path in ["/charge/receipt", "/provider/receipt"] {
         let mut clicks = JoinSet::new();
         for i in 0..50 {
@@ -1135,7 +1136,7 @@ async fn fifty_clicks_charge_once_with_one_receipt() {
         assert!(reply.iter().all(|reply| (reply.status, reply.text().as_str()) == (201, "receipt 1")), "{path}");
         assert_eq!(reply.iter().filter(|reply| !reply.is_replay()).count(), 1, "{path}");
     }
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
     let calls: usize = servers.iter().map(|server| server.state.provider.lock().expect("no panic").len()).sum();
     assert_eq!(calls, 1);
 }

@@ -21,7 +21,7 @@ use sqlx::{AssertSqlSafe, Executor as _, Row as _, Transaction};
 use tokio::sync::{Barrier, Notify};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::fence::{Books, add_one, books, books_in, levels, run};
+use super::fence::{Counters, add_one, counters, counters_in, levels, run};
 use super::network::{behind_a_proxy, behind_a_reading_proxy};
 use super::retry::{fail_and_go_on, send, statements_that_end_a_transaction};
 use crate::support::blocked::block_past;
@@ -44,19 +44,19 @@ enum AppError {
 
 /// An application with a counter that counts effects.
 struct App {
-    books: Books,
+    counters: Counters,
     locks: Locks,
     payments: Idempotency,
 }
 
 async fn app() -> App {
-    app_in(books().await).await
+    app_in(counters().await).await
 }
 
-async fn app_in(books: Books) -> App {
-    let locks = books.db.locks().await;
+async fn app_in(counters: Counters) -> App {
+    let locks = counters.db.locks().await;
     let payments = Idempotency::new(&locks).namespace("payments");
-    App { books, locks, payments }
+    App { counters, locks, payments }
 }
 
 fn alice(key: &str) -> IdempotencyKey {
@@ -74,7 +74,7 @@ fn another() -> Fingerprint {
 impl App {
     /// Returns the store of another process with the same database.
     async fn other(&self) -> Idempotency {
-        Idempotency::new(&self.books.db.locks().await).namespace("payments")
+        Idempotency::new(&self.counters.db.locks().await).namespace("payments")
     }
 
     async fn charge(&self, key: &IdempotencyKey) -> Outcome<i64> {
@@ -82,15 +82,15 @@ impl App {
     }
 
     async fn charge_by(&self, by: &Idempotency, key: &IdempotencyKey, request: &Fingerprint) -> Outcome<i64> {
-        by.run(&self.books.pool, key, request, effect).await.expect("run")
+        by.run(&self.counters.pool, key, request, effect).await.expect("run")
     }
 
     async fn begin(&self) -> Tx<'static> {
-        begin(&self.books.pool).await
+        begin(&self.counters.pool).await
     }
 
     async fn effects(&self) -> i64 {
-        self.books.value(1).await
+        self.counters.value(1).await
     }
 }
 
@@ -148,7 +148,7 @@ async fn failed_work_leaves_the_key_new() {
     let app = app().await;
     let failed = app
         .payments
-        .run(&app.books.pool, &alice("a"), &request(), async |tx| {
+        .run(&app.counters.pool, &alice("a"), &request(), async |tx| {
             effect(tx).await?;
             Err::<i64, _>(AppError::Declined)
         })
@@ -173,7 +173,7 @@ async fn different_request_with_same_key_is_a_mismatch() {
     if DATABASE == Database::Sqlite {
         // SQLite has one writer, for which a request waits.
         let waiting = tokio::spawn({
-            let (pool, other) = (app.books.pool.clone(), other.clone());
+            let (pool, other) = (app.counters.pool.clone(), other.clone());
             async move { other.run(&pool, &alice("b"), &another(), effect).await }
         });
         claim.complete(&mut tx, &7).await.expect("complete");
@@ -219,7 +219,7 @@ impl RunInProgress {
     fn start(app: &App, key: IdempotencyKey) -> Self {
         let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let run = tokio::spawn({
-            let (payments, pool) = (app.payments.clone(), app.books.pool.clone());
+            let (payments, pool) = (app.payments.clone(), app.counters.pool.clone());
             let (inside, go_on) = (Arc::clone(&inside), Arc::clone(&go_on));
             async move {
                 let work = async |tx: &mut Tx<'_>| {
@@ -270,7 +270,7 @@ async fn local_duplicate_is_in_progress_at_once() {
         assert_eq!(soon("the answer", app.charge(&alice("a"))).await, Outcome::InProgress);
     }
     let waiting = tokio::spawn({
-        let (payments, pool) = (app.payments.clone().wait(SOON), app.books.pool.clone());
+        let (payments, pool) = (app.payments.clone().wait(SOON), app.counters.pool.clone());
         async move { payments.run(&pool, &alice("a"), &request(), effect).await }
     });
     go_on.notify_one();
@@ -286,7 +286,7 @@ async fn one_of_200_concurrent_duplicates_takes_effect() {
     let processes = [app.payments.clone(), app.other().await, app.other().await, app.other().await];
     let mut tasks = JoinSet::new();
     for i in 0..DUPLICATES {
-        let (payments, pool) = (processes[i % processes.len()].clone().wait(SOON), app.books.pool.clone());
+        let (payments, pool) = (processes[i % processes.len()].clone().wait(SOON), app.counters.pool.clone());
         tasks.spawn(
             async move { payments.run(&pool, &alice("a"), &request(), effect).await.expect("run").into_value() },
         );
@@ -300,12 +300,12 @@ async fn one_of_200_concurrent_duplicates_takes_effect() {
 async fn callers_transaction_works_at_every_isolation() {
     for level in levels() {
         let app = app().await;
-        let business = app.books.at(level).await;
+        let isolated = app.counters.at(level).await;
         // This transaction began to read before a rival committed.
-        let mut late = business.begin().await;
+        let mut late = isolated.begin().await;
         if DATABASE == Database::Sqlite && *level != "DEFERRED" {
             late.rollback().await.expect("rollback");
-            late = business.begin().await;
+            late = isolated.begin().await;
         } else {
             sqlx::raw_sql("SELECT value FROM counter WHERE id = 2").fetch_all(&mut *late).await.expect("read");
             assert_eq!(app.charge(&alice("a")).await, Outcome::New(1), "{level}");
@@ -331,12 +331,12 @@ async fn callers_transaction_works_at_every_isolation() {
             }
         }
         late.rollback().await.expect("rollback");
-        let mut tx = business.begin().await;
+        let mut tx = isolated.begin().await;
         let claim = claimed(app.payments.begin(&mut tx, &alice("b"), &request()).await);
         add_one(&mut tx, 1).await.expect("an effect");
         claim.complete(&mut tx, "done").await.expect("complete");
         tx.commit().await.expect("commit");
-        let mut tx = business.begin().await;
+        let mut tx = isolated.begin().await;
         let reply = app.payments.begin(&mut tx, &alice("b"), &request()).await.expect("begin");
         let Outcome::Replay(stored) = reply else { panic!("{level}: it was done") };
         assert_eq!(stored.get::<String>().expect("a text"), "done");
@@ -355,7 +355,7 @@ async fn duplicates_take_effect_once_at_every_isolation() {
             (Database::Postgres, level) => format!("BEGIN ISOLATION LEVEL {level}"),
             _ => String::new(),
         };
-        let business = app.books.at(level).await;
+        let isolated = app.counters.at(level).await;
         let mut retry = Retry::new().attempts(u32::MAX).within(SOON);
         if !begin.is_empty() {
             retry = retry.begin_with(AssertSqlSafe(begin));
@@ -364,7 +364,7 @@ async fn duplicates_take_effect_once_at_every_isolation() {
         let mut tasks = JoinSet::new();
         for i in 0..KEYS * 5 {
             let payments = processes[i % 2].clone().wait(SOON).retry(retry.clone());
-            let pool = business.pool().clone();
+            let pool = isolated.pool().clone();
             tasks.spawn(async move {
                 let key = alice(&format!("{}", i / 5));
                 let done = payments.run(&pool, &key, &request(), effect).await;
@@ -445,14 +445,14 @@ async fn keys_and_principals_may_be_of_any_length() {
 async fn pool_of_another_database_is_refused() {
     let (app, elsewhere) = (app().await, app().await);
     for _ in 0..2 {
-        let refused = app.payments.run(&elsewhere.books.pool, &alice("a"), &request(), effect).await;
+        let refused = app.payments.run(&elsewhere.counters.pool, &alice("a"), &request(), effect).await;
         let is_typed = matches!(&refused, Err(AppError::Lock(Error::Row { cause: RowError::OtherPool, .. })));
         assert!(is_typed, "{refused:?}");
     }
     assert_eq!(elsewhere.effects().await, 0);
     // Another pool of the same database works as well.
-    let another = app.books.db.pool().await;
-    for (pool, outcome) in [(&another, Outcome::New(1)), (&app.books.pool, Outcome::Replay(1))] {
+    let another = app.counters.db.pool().await;
+    for (pool, outcome) in [(&another, Outcome::New(1)), (&app.counters.pool, Outcome::Replay(1))] {
         assert_eq!(app.payments.run(pool, &alice("a"), &request(), effect).await.expect("run"), outcome);
     }
 }
@@ -466,7 +466,7 @@ async fn claim_committed_without_result_replays_null() {
     tx.commit().await.expect("commit");
     let reply: Outcome<Option<i64>> = app
         .payments
-        .run(&app.books.pool, &alice("a"), &request(), async |_| Ok::<_, AppError>(Some(1)))
+        .run(&app.counters.pool, &alice("a"), &request(), async |_| Ok::<_, AppError>(Some(1)))
         .await
         .expect("run");
     assert_eq!(reply, Outcome::Replay(None));
@@ -480,11 +480,11 @@ async fn unstorable_result_is_an_error_without_effect() {
         effect(tx).await?;
         Ok::<_, AppError>("12345678901".to_owned())
     };
-    let error = small.run(&app.books.pool, &alice("a"), &request(), large).await.expect_err("too large");
+    let error = small.run(&app.counters.pool, &alice("a"), &request(), large).await.expect_err("too large");
     assert!(matches!(error, AppError::Lock(Error::ResultTooLarge { bytes: 13, limit: 10 })));
     assert_eq!(app.effects().await, 0);
     assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
-    let error = app.payments.run(&app.books.pool, &alice("a"), &request(), large).await.expect_err("another type");
+    let error = app.payments.run(&app.counters.pool, &alice("a"), &request(), large).await.expect_err("another type");
     assert!(matches!(error, AppError::Lock(Error::Json { .. })));
     assert_eq!(app.effects().await, 1);
 }
@@ -495,7 +495,7 @@ async fn key_is_new_after_the_retention() {
     for purged in [false, true] {
         let before = app.effects().await;
         assert_eq!(app.charge(&alice("a")).await, Outcome::New(before + 1));
-        run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+        run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
         if purged {
             app.locks.sweeper().sweep().await.expect("sweep");
             assert_eq!(app.payments.inspect(&alice("a")).await.expect("inspect"), None);
@@ -503,7 +503,7 @@ async fn key_is_new_after_the_retention() {
         // Also for another request.
         assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::New(before + 2));
         assert_eq!(app.charge_by(&app.payments, &alice("a"), &another()).await, Outcome::Replay(before + 2));
-        run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+        run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     }
     // The retention is that of the running handle.
     let brief = app.payments.clone().retention(Duration::from_secs(3));
@@ -523,7 +523,7 @@ async fn retention_counts_from_the_end_of_long_work() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         Ok::<_, AppError>(done)
     };
-    assert_eq!(payments.run(&app.books.pool, &key, &asked, work).await.expect("run"), Outcome::New(1));
+    assert_eq!(payments.run(&app.counters.pool, &key, &asked, work).await.expect("run"), Outcome::New(1));
     let info = app.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
     assert!((info.expires_at - info.created_at).num_milliseconds() >= 30_990, "{info:?}");
     assert_eq!(app.charge(&alice("a")).await, Outcome::Replay(1));
@@ -543,7 +543,7 @@ async fn used_key_is_refused_when_configured() {
     let issued = IdempotencyKey::issued("alice", token);
     assert_eq!(app.charge_by(&strict, &issued, &request()).await, Outcome::New(3));
     assert_eq!(app.charge_by(&strict, &alice("a"), &request()).await, Outcome::Replay(1));
-    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     for purged in [false, true] {
         if purged {
             assert_eq!(app.payments.purge().await.expect("purge"), 4);
@@ -578,7 +578,7 @@ async fn sweeper_skips_expired_keys_in_use() {
     let app = app().await;
     assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
     assert_eq!(app.charge(&alice("b")).await, Outcome::New(2));
-    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     let mut tx = app.begin().await;
     let claim = claimed(app.payments.begin(&mut tx, &alice("a"), &another()).await);
     if DATABASE != Database::Sqlite {
@@ -605,7 +605,7 @@ async fn purge_waits_for_no_claim_in_progress() {
     for i in 0..40 {
         assert_eq!(app.charge(&alice(&i.to_string())).await, Outcome::New(i + 1));
     }
-    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     let mut tx = app.begin().await;
     let _claim = claimed(app.payments.begin(&mut tx, &alice("new"), &another()).await);
     assert_eq!(soon("the purge", app.payments.purge()).await.expect("purge"), 40);
@@ -614,7 +614,7 @@ async fn purge_waits_for_no_claim_in_progress() {
 
 async fn expire(app: &App, key: &str) {
     let sql = format!("UPDATE sqlock_idem SET expires_at = 1 WHERE request_key = '{key}'");
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&app.books.pool).await.expect("update");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&app.counters.pool).await.expect("update");
 }
 
 #[tokio::test]
@@ -662,7 +662,7 @@ async fn concurrent_uses_of_issued_token_take_effect_once() {
     for i in 0..TOKENS {
         let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
         for payments in processes.iter().cycle().take(5) {
-            let (payments, pool) = (payments.clone().wait(SOON), app.books.pool.clone());
+            let (payments, pool) = (payments.clone().wait(SOON), app.counters.pool.clone());
             let key = IdempotencyKey::issued("alice", token.as_str());
             tasks.spawn(async move {
                 let done = payments.run(&pool, &key, &request(), effect).await.expect("run");
@@ -682,7 +682,7 @@ async fn dropped_run_leaves_all_or_nothing() {
         let key = alice(&i.to_string());
         let before = app.effects().await;
         let brief = Duration::from_micros(i * 150);
-        let _ = tokio::time::timeout(brief, app.payments.run(&app.books.pool, &key, &request(), effect)).await;
+        let _ = tokio::time::timeout(brief, app.payments.run(&app.counters.pool, &key, &request(), effect)).await;
         // The interrupted transaction may not have been rolled back yet.
         let done = app.charge_by(&app.payments.clone().wait(SOON), &key, &request()).await;
         assert_eq!(done.into_value(), Some(before + 1), "cut after {brief:?}");
@@ -698,8 +698,8 @@ async fn cut_connections_neither_double_nor_lose_effects() {
     let cut = Arc::new(AtomicBool::new(true));
     let (pool, cutting) = if DATABASE == Database::Sqlite {
         // SQLite has no connection to lose. Another writer interferes instead.
-        let pool = app.books.pool.clone();
-        let (rival, cut) = (app.books.db.pool_of(1).await, Arc::clone(&cut));
+        let pool = app.counters.pool.clone();
+        let (rival, cut) = (app.counters.db.pool_of(1).await, Arc::clone(&cut));
         let cutting = tokio::spawn(async move {
             while cut.load(Ordering::SeqCst) {
                 let tx = rival.begin_with("BEGIN IMMEDIATE").await.expect("begin");
@@ -710,7 +710,7 @@ async fn cut_connections_neither_double_nor_lose_effects() {
         });
         (pool, cutting)
     } else {
-        let (proxy, url) = behind_a_proxy(&app.books.db.url);
+        let (proxy, url) = behind_a_proxy(&app.counters.db.url);
         let pool = connect(&url, 6).await;
         let cut = Arc::clone(&cut);
         let cutting = tokio::spawn(async move {
@@ -764,8 +764,8 @@ async fn run_tells_its_doubt_when_nothing_settles_it() {
     let (key, asked) = (alice("a"), request());
     if DATABASE == Database::Sqlite {
         let part = "CREATE TABLE part (whole INTEGER REFERENCES counter (id) DEFERRABLE INITIALLY DEFERRED)";
-        run(&app.books.pool, part).await;
-        let refused = app.payments.run(&app.books.pool, &key, &asked, async |tx| {
+        run(&app.counters.pool, part).await;
+        let refused = app.payments.run(&app.counters.pool, &key, &asked, async |tx| {
             sqlx::query("INSERT INTO part VALUES (9)").execute(&mut **tx).await?;
             effect(tx).await
         });
@@ -775,7 +775,7 @@ async fn run_tells_its_doubt_when_nothing_settles_it() {
         assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
         return;
     }
-    let (proxy, url) = behind_a_reading_proxy(&app.books.db.url);
+    let (proxy, url) = behind_a_reading_proxy(&app.counters.db.url);
     let far = sqlx::pool::PoolOptions::<Sql>::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
     let far = far.connect_lazy(&url).expect("a pool");
     // The first connection may take longer on a busy machine.
@@ -813,17 +813,17 @@ async fn error_ignored_by_the_work_doubles_no_effect() {
     let ignoring = async |tx: &mut Tx<'_>| {
         add_one(tx, 1).await?;
         if begun.fetch_add(1, Ordering::SeqCst) == 0 {
-            fail_and_go_on(&app.books, tx).await;
+            fail_and_go_on(&app.counters, tx).await;
             let _ = add_one(tx, 2).await;
         }
         Ok::<_, AppError>(1)
     };
-    let run = async || app.payments.run(&app.books.pool, &key, &asked, ignoring).await;
+    let run = async || app.payments.run(&app.counters.pool, &key, &asked, ignoring).await;
     let reply = match run().await {
         // Nothing took effect, and the client asks again.
         Err(error) if DATABASE != Database::Sqlite => {
             assert!(!matches!(error, AppError::Lock(Error::CommitUnknown { .. })), "{error:?}");
-            assert_eq!((app.effects().await, app.books.value(2).await), (0, 0));
+            assert_eq!((app.effects().await, app.counters.value(2).await), (0, 0));
             run().await
         }
         reply => reply,
@@ -831,7 +831,7 @@ async fn error_ignored_by_the_work_doubles_no_effect() {
     assert_eq!(reply.expect("run"), Outcome::New(1));
     assert_eq!(run().await.expect("run"), Outcome::Replay(1));
     let other = i64::from(DATABASE == Database::Sqlite);
-    assert_eq!((app.effects().await, app.books.value(2).await), (1, other));
+    assert_eq!((app.effects().await, app.counters.value(2).await), (1, other));
     assert_eq!(begun.load(Ordering::SeqCst), if DATABASE == Database::Sqlite { 1 } else { 2 });
 }
 
@@ -852,18 +852,18 @@ async fn claim_rolled_back_during_work_is_unknown() {
         add_one(tx, 2).await?;
         Ok::<_, AppError>(done)
     };
-    let run = async || app.payments.run(&app.books.pool, &key, &asked, work).await;
+    let run = async || app.payments.run(&app.counters.pool, &key, &asked, work).await;
     if DATABASE.is_mysql() {
         let error = run().await.expect_err("nothing took effect");
         assert!(matches!(error, AppError::Lock(Error::NotClaimed)), "{error:?}");
-        assert_eq!((app.effects().await, app.books.value(2).await), (0, 0));
+        assert_eq!((app.effects().await, app.counters.value(2).await), (0, 0));
         assert_eq!(app.charge(&key).await, Outcome::New(1));
         return;
     }
     for _ in 0..2 {
         assert_eq!(run().await.expect("run"), Outcome::Unknown);
     }
-    assert_eq!((app.effects().await, app.books.value(2).await, begun.load(Ordering::SeqCst)), (0, 1, 1));
+    assert_eq!((app.effects().await, app.counters.value(2).await, begun.load(Ordering::SeqCst)), (0, 1, 1));
     let kept = app.payments.unfinished(10).await.expect("list");
     let token = kept.first().and_then(|info| info.token).expect("a token");
     assert!(app.resolve(&key, token, Resolution::failed()).await);
@@ -892,15 +892,15 @@ async fn failing_work_that_outlives_transaction_is_unknown() {
             let _ = add_one(tx, 2).await;
             Err::<i64, _>(error())
         };
-        let run = async || payments.run(&app.books.pool, &key, &asked, work).await;
+        let run = async || payments.run(&app.counters.pool, &key, &asked, work).await;
         if DATABASE == Database::Sqlite {
             for _ in 0..2 {
                 assert_eq!(run().await.expect("run"), Outcome::Unknown);
             }
-            assert_eq!((app.effects().await, app.books.value(2).await, begun.into_inner()), (0, 1, 1));
+            assert_eq!((app.effects().await, app.counters.value(2).await, begun.into_inner()), (0, 1, 1));
         } else {
             run().await.expect_err("nothing took effect");
-            assert_eq!((app.effects().await, app.books.value(2).await), (0, 0));
+            assert_eq!((app.effects().await, app.counters.value(2).await), (0, 0));
             assert_eq!(app.charge(&key).await, Outcome::New(1));
         }
     }
@@ -916,7 +916,7 @@ async fn work_committed_by_ddl_is_unknown() {
         sqlx::raw_sql("CREATE TABLE made_inside (id INTEGER)").execute(&mut **tx).await?;
         Ok::<_, AppError>(done)
     };
-    let run = async || app.payments.run(&app.books.pool, &key, &asked, work).await.expect("run");
+    let run = async || app.payments.run(&app.counters.pool, &key, &asked, work).await.expect("run");
     if DATABASE.is_mysql() {
         for _ in 0..2 {
             assert_eq!(run().await, Outcome::Unknown);
@@ -950,7 +950,7 @@ async fn unknown_claims_of_a_key_have_different_tokens() {
             let _ = tx.execute(end).await;
             Ok::<_, AppError>(done)
         };
-        let outcome = app.payments.run(&app.books.pool, &key, &asked, work).await.expect("run");
+        let outcome = app.payments.run(&app.counters.pool, &key, &asked, work).await.expect("run");
         assert_eq!(outcome, Outcome::Unknown);
         let kept = app.payments.unfinished(10).await.expect("list");
         let token = kept.first().and_then(|info| info.token).expect("a token");
@@ -974,7 +974,7 @@ async fn unfinished_work_committed_by_ddl_is_unknown() {
         let (name, asked, sent) = (alice(key), request(), Notify::new());
         let payments = app.payments.clone().retry(Retry::new().attempts(1));
         let before = app.effects().await;
-        let running = payments.run(&app.books.pool, &name, &asked, async |tx| {
+        let running = payments.run(&app.counters.pool, &name, &asked, async |tx| {
             let done = effect(tx).await?;
             sqlx::raw_sql(ddl).execute(&mut **tx).await?;
             sent.notify_one();
@@ -1072,7 +1072,7 @@ impl App {
 #[tokio::test]
 async fn pool_stays_usable_after_work_ended_transaction() {
     let app = app().await;
-    let pool = connect(&app.books.db.url, 1).await;
+    let pool = connect(&app.counters.db.url, 1).await;
     for (nth, &statements) in statements_that_end_a_transaction().iter().enumerate() {
         // Other tests check the outcome of this request.
         let work = async |tx: &mut Tx<'_>| Ok::<_, AppError>(send(tx, statements).await?);

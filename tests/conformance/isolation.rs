@@ -14,7 +14,8 @@ use sqlx_core::transaction::TransactionManager;
 use tokio::time::{Instant, sleep};
 
 use super::fence::{
-    Books, Business, add_one, assert_kept_out, books, books_in, keeps_to_snapshots, levels, run, spawn_waiter,
+    Counters, IsolatedPool, add_one, assert_kept_out, counters, counters_in, keeps_to_snapshots, levels, run,
+    spawn_waiter,
 };
 use crate::support::server::{Options, Server};
 use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon};
@@ -154,9 +155,9 @@ async fn storm_succeeds_with_defaults_of_the_caller() {
         }
         _ => {
             for &level in levels() {
-                let business = Business::at(&db.url, level).await;
-                let locks = builder(business.pool().clone()).build();
-                let tx = business.begin().await;
+                let app = IsolatedPool::at(&db.url, level).await;
+                let locks = builder(app.pool().clone()).build();
+                let tx = app.begin().await;
                 tx.rollback().await.expect("rollback");
                 let lease = locks.lease("a").acquire().await.expect("acquire");
                 assert!(db.locks().await.lease("a").try_acquire().await.expect("try").is_none());
@@ -206,12 +207,12 @@ async fn grant_survives_a_crash_with_asynchronous_commits() {
 
 #[tokio::test]
 async fn fence_works_at_every_isolation_level() {
-    let books = books().await;
-    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     for (i, &level) in levels().iter().enumerate() {
-        let business = books.at(level).await;
+        let app = counters.at(level).await;
         let lease = ours.lease(level).ttl(Duration::from_secs(5)).renew(false).acquire().await.expect("acquire");
-        let mut tx = business.begin().await;
+        let mut tx = app.begin().await;
         lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
         add_one(&mut tx, 1).await.expect("write");
         let next = spawn_waiter(&theirs, level);
@@ -222,11 +223,11 @@ async fn fence_works_at_every_isolation_level() {
         tx.commit().await.unwrap_or_else(|e| panic!("{level}: {e}"));
         let next = soon("the takeover", next).await.expect("no panic");
         assert!(next.token() > lease.token());
-        assert_eq!(books.value(1).await, i as i64 + 1);
+        assert_eq!(counters.value(1).await, i as i64 + 1);
 
         // After the loss of the lease, the fence fails.
         assert!(others.evict(level, next.token()).await.expect("evict"));
-        let mut tx = business.begin().await;
+        let mut tx = app.begin().await;
         let error = next.fence(&mut tx).await.expect_err("evicted");
         assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{level}: {error}");
         tx.rollback().await.expect("rollback");
@@ -237,15 +238,15 @@ async fn fence_works_at_every_isolation_level() {
 /// the lease expires, its holder knows, and the name is not granted before the transaction ends.
 #[tokio::test]
 async fn renewals_continue_during_a_long_fenced_transaction() {
-    let books = books().await;
+    let counters = counters().await;
     let ttl = Duration::from_secs(6);
     if DATABASE == Database::Sqlite {
         for &level in levels() {
             let ttl = ttl / 2;
-            let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+            let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
             let lease = ours.lease(level).ttl(ttl).acquire().await.expect("acquire");
-            let business = books.at(level).await;
-            let mut tx = business.begin().await;
+            let app = counters.at(level).await;
+            let mut tx = app.begin().await;
             lease.fence(&mut tx).await.expect("fence");
             assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
             let next = spawn_waiter(&theirs, level);
@@ -259,12 +260,12 @@ async fn renewals_continue_during_a_long_fenced_transaction() {
         return;
     }
     let at_once = levels().iter().map(|&level| {
-        let books = &books;
+        let counters = &counters;
         async move {
-            let locks = books.db.locks().await;
+            let locks = counters.db.locks().await;
             let lease = locks.lease(level).ttl(ttl).acquire().await.expect("acquire");
             let before = locks.inspect(level).await.expect("inspect").expect("held");
-            let mut tx = books.at(level).await.begin().await;
+            let mut tx = counters.at(level).await.begin().await;
             lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
             let until = Instant::now() + ttl * 2;
             while Instant::now() < until {
@@ -312,17 +313,17 @@ fn answer_at(level: &str) -> Answer {
 
 /// The previous holder writes after our transaction has begun to read: at the levels with a
 /// snapshot, our write would overwrite it. `new`: the name was never locked before.
-async fn transaction_that_read_before_the_grant(books: &Books, level: &'static str, name: &str, new: bool) {
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+async fn transaction_that_read_before_the_grant(counters: &Counters, level: &'static str, name: &str, new: bool) {
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
     if !new {
         let lease = ours.lease(name).acquire().await.expect("acquire");
         lease.release().await.expect("release");
     }
-    let mut tx = books.at(level).await.begin().await;
+    let mut tx = counters.at(level).await.begin().await;
     let read = "SELECT value FROM counter WHERE id = 1";
     let seen: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
     if answer_at(level) == Answer::Excludes {
-        let writing = books.pool.clone();
+        let writing = counters.pool.clone();
         let mut writing = tokio::spawn(async move {
             let mut tx = writing.begin().await.expect("begin");
             add_one(&mut tx, 1).await.expect("write");
@@ -347,7 +348,7 @@ async fn transaction_that_read_before_the_grant(books: &Books, level: &'static s
         return;
     }
     let theirs = theirs.lease(name).acquire().await.expect("acquire");
-    let mut their_tx = books.pool.begin().await.expect("begin");
+    let mut their_tx = counters.pool.begin().await.expect("begin");
     theirs.fence(&mut their_tx).await.expect("fence");
     add_one(&mut their_tx, 1).await.expect("write");
     their_tx.commit().await.expect("commit");
@@ -366,7 +367,7 @@ async fn transaction_that_read_before_the_grant(books: &Books, level: &'static s
         assert!(error.is_conflict() && error.is_retryable() && !error.is_lost());
         tx.rollback().await.expect("rollback");
         // As the error advises, the transaction runs again with the fence first.
-        let mut tx = books.at(level).await.begin().await;
+        let mut tx = counters.at(level).await.begin().await;
         lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
         let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
         assert_eq!(now, seen + 1);
@@ -377,10 +378,10 @@ async fn transaction_that_read_before_the_grant(books: &Books, level: &'static s
 
 #[tokio::test]
 async fn fence_refuses_a_stale_snapshot() {
-    let books = books().await;
+    let counters = counters().await;
     for &level in levels() {
-        transaction_that_read_before_the_grant(&books, level, &format!("old/{level}"), false).await;
-        transaction_that_read_before_the_grant(&books, level, &format!("new/{level}"), true).await;
+        transaction_that_read_before_the_grant(&counters, level, &format!("old/{level}"), false).await;
+        transaction_that_read_before_the_grant(&counters, level, &format!("new/{level}"), true).await;
     }
 }
 
@@ -397,20 +398,20 @@ async fn fence_refuses_stale_snapshot_with_innodb_snapshot_isolation() {
         crate::support::server::Kind::MariaDb,
         Options { settings: vec!["--innodb-snapshot-isolation=ON".into()], ..Options::default() },
     );
-    let books = books_in(fresh_on(&server.url()).await).await;
+    let counters = counters_in(fresh_on(&server.url()).await).await;
     for new in [false, true] {
         let name = format!("new {new}");
-        transaction_that_read_before_the_grant(&books, "REPEATABLE READ", &name, new).await;
+        transaction_that_read_before_the_grant(&counters, "REPEATABLE READ", &name, new).await;
     }
-    storm(&books.db.url).await;
+    storm(&counters.db.url).await;
 }
 
 #[tokio::test]
 async fn fence_inside_a_savepoint_is_refused() {
-    let books = books().await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     {
         use sqlx::Acquire;
         let mut inner = tx.begin().await.expect("a savepoint");
@@ -426,10 +427,10 @@ async fn fence_inside_a_savepoint_is_refused() {
 
 #[tokio::test]
 async fn fence_outside_a_transaction_is_refused() {
-    let books = books().await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     <Sql as sqlx::Database>::TransactionManager::rollback(&mut tx).await.expect("an end behind its back");
     let error = lease.fence(&mut tx).await.expect_err("there is nothing to fence");
     assert!(matches!(error, Error::Fence(FenceError::NoTransaction)), "{error}");
@@ -440,10 +441,10 @@ async fn fence_outside_a_transaction_is_refused() {
 /// sqlx still counts the transaction.
 #[tokio::test]
 async fn fence_after_a_commit_by_hand_is_refused() {
-    let books = books().await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     sqlx::query("COMMIT").execute(&mut *tx).await.expect("an end behind its back");
     let error = lease.fence(&mut tx).await.expect_err("there is nothing to fence");
     assert!(matches!(error, Error::Fence(FenceError::NoTransaction)), "{error}");

@@ -29,6 +29,7 @@ mod clock;
 mod closure;
 #[cfg(feature = "cli")]
 mod command;
+mod connection_counter;
 mod connections;
 mod crash;
 mod drain;
@@ -74,4 +75,3 @@ mod unreadable;
 mod version;
 mod view;
 mod waiting;
-mod witness;

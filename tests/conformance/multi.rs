@@ -50,9 +50,9 @@ async fn until_free(locks: &Locks, names: &[&str]) {
 
 /// Spawns a request for several names, and waits until it has joined the queue of one of them,
 /// behind `before` waiters.
-async fn enqueue(witness: &Locks, request: LeaseAllRequest, name: &str, before: usize) -> JoinHandle<LeaseAll> {
+async fn enqueue(observer: &Locks, request: LeaseAllRequest, name: &str, before: usize) -> JoinHandle<LeaseAll> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
-    until_waiters(witness, name, before + 1).await;
+    until_waiters(observer, name, before + 1).await;
     waits
 }
 

@@ -117,7 +117,7 @@ async fn deaf_connections_cost_no_lease() {
         }
     })
     .await;
-    proxy.deafen();
+    proxy.swallow_all();
     sleep(TTL + Duration::from_secs(2)).await;
     release_all(leases).await;
 }

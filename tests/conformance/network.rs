@@ -853,9 +853,9 @@ async fn cut_fenced_transaction_writes_nothing() {
     let network = NetworkFixture::new().await;
     let (locks, rival) = (network.locks().await, network.rival().await);
     network.direct.execute("CREATE TABLE work (id INTEGER NOT NULL PRIMARY KEY)").await.expect("a table");
-    let business = connect(&network.url, 1).await;
+    let app = connect(&network.url, 1).await;
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let mut tx = business.begin().await.expect("begin");
+    let mut tx = app.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     sqlx::query("INSERT INTO work (id) VALUES (1)").execute(&mut *tx).await.expect("write");
     match &network.proxy {
@@ -867,7 +867,7 @@ async fn cut_fenced_transaction_writes_nothing() {
         // A connection to a file is not cut but dropped.
         None => drop(tx),
     }
-    business.close().await;
+    app.close().await;
     lease.release().await.expect("the lease had its own connections");
     let next = soon("the name", rival.lease("a").acquire()).await.expect("acquire");
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM work").fetch_one(&network.direct).await.expect("count");

@@ -154,10 +154,10 @@ async fn all_verbs(pooled: &Pooled) {
     assert_eq!((listed[0].token, &*listed[0].label), (lease.token(), "pooled"));
     assert_eq!(theirs.inspect("a").await.expect("inspect").expect("held").token, lease.token());
 
-    let business = connect(&pooled.url, 2).await;
-    run(&business, "CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY, value BIGINT NOT NULL)").await;
-    run(&business, "INSERT INTO counter (id, value) VALUES (1, 0)").await;
-    let mut tx = business.begin().await.expect("begin");
+    let app = connect(&pooled.url, 2).await;
+    run(&app, "CREATE TABLE counter (id INTEGER NOT NULL PRIMARY KEY, value BIGINT NOT NULL)").await;
+    run(&app, "INSERT INTO counter (id, value) VALUES (1, 0)").await;
+    let mut tx = app.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
     let waiting = tokio::spawn(theirs.lease("a").wait(SOON).acquire());
@@ -168,7 +168,7 @@ async fn all_verbs(pooled: &Pooled) {
     let next = soon("the next one's turn", waiting).await.expect("no panic").expect("acquire");
     assert!(next.token() > token);
     assert!(ours.evict("a", next.token()).await.expect("evict"));
-    let mut tx = business.begin().await.expect("begin");
+    let mut tx = app.begin().await.expect("begin");
     let error = next.fence(&mut tx).await.expect_err("evicted");
     assert!(error.is_lost(), "{error}");
     tx.rollback().await.expect("rollback");
@@ -258,9 +258,9 @@ async fn fence_holds_behind_a_transaction_pooler() {
     let locks = pooled.locks().await;
     locks.migrate().await.expect("migrate");
     let rival = pooled.locks().await;
-    let business = connect(&pooled.url, 1).await;
+    let app = connect(&pooled.url, 1).await;
     let lease = locks.lease("a").ttl(Duration::from_secs(4)).renew(false).acquire().await.expect("acquire");
-    let mut tx = business.begin().await.expect("begin");
+    let mut tx = app.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     let next = spawn_waiter(&rival, "a");
     soon("the expiry", lease.lost()).await;

@@ -13,7 +13,7 @@ use tokio::sync::{Barrier, Notify};
 use tokio::time::{Instant, sleep};
 
 use super::cancel::{drop_at, everywhere};
-use super::fence::{Books, Business, add_one, books, run};
+use super::fence::{Counters, IsolatedPool, add_one, counters, run};
 use super::network::behind_a_proxy;
 use super::version::bank;
 use crate::support::{Database, SOON, connect, soon};
@@ -87,10 +87,10 @@ async fn versioned_retries_lose_no_update() {
 /// run one after the other.
 #[tokio::test]
 async fn a_deadlock_is_rerun_and_both_get_through() {
-    let books = books().await;
+    let counters = counters().await;
     let (runs, met) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
     let transfer = |from: u8, to: u8| {
-        let (pool, runs, met) = (books.pool.clone(), Arc::clone(&runs), Arc::clone(&met));
+        let (pool, runs, met) = (counters.pool.clone(), Arc::clone(&runs), Arc::clone(&met));
         async move {
             let first = AtomicBool::new(true);
             let done = patiently().run(&pool, async |tx| {
@@ -110,7 +110,7 @@ async fn a_deadlock_is_rerun_and_both_get_through() {
     let (one, other) = soon("the end of the deadlock", both).await;
     one.expect("no panic").expect("it gets through");
     other.expect("no panic").expect("it gets through");
-    assert_eq!((books.value(1).await, books.value(2).await), (2, 2));
+    assert_eq!((counters.value(1).await, counters.value(2).await), (2, 2));
     let runs = count(&runs);
     assert!(if DATABASE == Database::Sqlite { runs == 2 } else { runs > 2 }, "{runs} runs");
 }
@@ -119,7 +119,7 @@ async fn a_deadlock_is_rerun_and_both_get_through() {
 /// and MariaDB a deadlock, which rolls the transaction back; on PostgreSQL any error, after which
 /// it can only be rolled back; on SQLite, which has no deadlocks and keeps the transaction, a
 /// constraint.
-pub(super) async fn fail_and_go_on(books: &Books, tx: &mut Tx<'_>) {
+pub(super) async fn fail_and_go_on(counters: &Counters, tx: &mut Tx<'_>) {
     let sql = match DATABASE {
         Database::Postgres => "SELECT 1 / 0",
         Database::Sqlite => "INSERT INTO counter (id, value) VALUES (1, 0)",
@@ -127,7 +127,7 @@ pub(super) async fn fail_and_go_on(books: &Books, tx: &mut Tx<'_>) {
     };
     let mut rival = None;
     if DATABASE.is_mysql() {
-        let mut crossing = books.pool.begin().await.expect("begin");
+        let mut crossing = counters.pool.begin().await.expect("begin");
         add_one(&mut crossing, 2).await.expect("write");
         // The database ends the transaction that has changed fewer rows.
         let rows: Vec<String> = (100..200).map(|id| format!("({id}, 0)")).collect();
@@ -148,12 +148,12 @@ pub(super) async fn fail_and_go_on(books: &Books, tx: &mut Tx<'_>) {
 
 #[tokio::test]
 async fn ignored_deadlock_is_not_reported_as_committed() {
-    let books = books().await;
+    let counters = counters().await;
     let runs = AtomicU32::new(0);
-    let done = Retry::new().run(&books.pool, async |tx| {
+    let done = Retry::new().run(&counters.pool, async |tx| {
         runs.fetch_add(1, Ordering::SeqCst);
         add_one(tx, 1).await?;
-        fail_and_go_on(&books, tx).await;
+        fail_and_go_on(&counters, tx).await;
         let _ = add_one(tx, 2).await;
         Ok::<_, AppError>(())
     });
@@ -172,30 +172,30 @@ async fn ignored_deadlock_is_not_reported_as_committed() {
             0
         }
     };
-    assert_eq!((books.value(1).await, books.value(2).await, count(&runs)), (kept, kept, 1));
+    assert_eq!((counters.value(1).await, counters.value(2).await, count(&runs)), (kept, kept, 1));
     // The connection is usable: every statement commits by itself.
-    run(&books.pool, "UPDATE counter SET value = 7 WHERE id = 1").await;
-    books.pool.close().await;
-    assert_eq!(Books { pool: books.db.pool().await, ..books }.value(1).await, 7);
+    run(&counters.pool, "UPDATE counter SET value = 7 WHERE id = 1").await;
+    counters.pool.close().await;
+    assert_eq!(Counters { pool: counters.db.pool().await, ..counters }.value(1).await, 7);
 }
 
 /// Two doctors on call, of whom one may leave: each sees that there are two.
 #[tokio::test]
 async fn serialization_failure_is_rerun_without_write_skew() {
-    let books = books().await;
-    let (business, retry) = match DATABASE {
-        Database::Postgres => (books.pool.clone(), patiently().begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE")),
+    let counters = counters().await;
+    let (app, retry) = match DATABASE {
+        Database::Postgres => (counters.pool.clone(), patiently().begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE")),
         // A snapshot, and the write lock only when it writes.
-        Database::Sqlite => (books.pool.clone(), patiently().begin_with("BEGIN DEFERRED")),
-        _ => (Business::at(&books.db.url, "SERIALIZABLE").await.pool().clone(), patiently()),
+        Database::Sqlite => (counters.pool.clone(), patiently().begin_with("BEGIN DEFERRED")),
+        _ => (IsolatedPool::at(&counters.db.url, "SERIALIZABLE").await.pool().clone(), patiently()),
     };
     let (runs, met) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
     let mut doctors = tokio::task::JoinSet::new();
     for id in [1, 2] {
-        let (business, retry, runs, met) = (business.clone(), retry.clone(), Arc::clone(&runs), Arc::clone(&met));
+        let (app, retry, runs, met) = (app.clone(), retry.clone(), Arc::clone(&runs), Arc::clone(&met));
         doctors.spawn(async move {
             let first = AtomicBool::new(true);
-            let leave = retry.run(&business, async |tx| {
+            let leave = retry.run(&app, async |tx| {
                 runs.fetch_add(1, Ordering::SeqCst);
                 let away = value(tx, 1).await? + value(tx, 2).await?;
                 if first.swap(false, Ordering::SeqCst) {
@@ -211,7 +211,7 @@ async fn serialization_failure_is_rerun_without_write_skew() {
     }
     let left = soon("their end", doctors.join_all()).await;
     assert_eq!(left.iter().filter(|left| **left).count(), 1, "one leaves and one stays");
-    assert_eq!(books.value(1).await + books.value(2).await, 1);
+    assert_eq!(counters.value(1).await + counters.value(2).await, 1);
     assert!(count(&runs) > 2, "somebody was run again");
 }
 
@@ -219,22 +219,22 @@ async fn serialization_failure_is_rerun_without_write_skew() {
 /// write.
 #[tokio::test]
 async fn a_snapshot_that_was_overtaken_is_rerun() {
-    let books = books().await;
-    let business = match DATABASE {
-        Database::Sqlite => books.pool.clone(),
-        Database::MariaDb => connect(&books.db.url, 1).await,
-        _ => Business::at(&books.db.url, "REPEATABLE READ").await.pool().clone(),
+    let counters = counters().await;
+    let app = match DATABASE {
+        Database::Sqlite => counters.pool.clone(),
+        Database::MariaDb => connect(&counters.db.url, 1).await,
+        _ => IsolatedPool::at(&counters.db.url, "REPEATABLE READ").await.pool().clone(),
     };
     if DATABASE == Database::MariaDb {
         // The default since version 11.6, as REPEATABLE READ has always been.
-        run(&business, "SET SESSION innodb_snapshot_isolation = ON").await;
+        run(&app, "SET SESSION innodb_snapshot_isolation = ON").await;
     }
     let retry = if DATABASE == Database::Sqlite { patiently().begin_with("BEGIN DEFERRED") } else { patiently() };
     let (runs, errors) = (AtomicU32::new(0), Mutex::new(Vec::new()));
-    let done = retry.run(&business, async |tx| {
+    let done = retry.run(&app, async |tx| {
         let seen = value(tx, 1).await?;
         if runs.fetch_add(1, Ordering::SeqCst) == 0 {
-            run(&books.pool, "UPDATE counter SET value = 10 WHERE id = 1").await;
+            run(&counters.pool, "UPDATE counter SET value = 10 WHERE id = 1").await;
         }
         let written = add_one(tx, 1).await;
         if let Err(sqlx::Error::Database(error)) = &written {
@@ -255,7 +255,7 @@ async fn a_snapshot_that_was_overtaken_is_rerun() {
             assert_eq!((seen, count(&runs), errors), (10, 2, vec![expected.to_owned()]));
         }
     }
-    assert_eq!(books.value(1).await, 11);
+    assert_eq!(counters.value(1).await, 11);
 }
 
 /// Returns the code of a database error: the numbers of MySQL say more than its states.
@@ -271,12 +271,12 @@ fn code(error: &dyn sqlx::error::DatabaseError) -> String {
 /// file.
 #[tokio::test]
 async fn transaction_begins_with_write_lock_on_sqlite() {
-    let books = books().await;
-    let other = connect(&books.db.url, 1).await;
+    let counters = counters().await;
+    let other = connect(&counters.db.url, 1).await;
     if DATABASE == Database::Sqlite {
         run(&other, "PRAGMA busy_timeout = 0").await;
     }
-    let done = Retry::new().run(&books.pool, async |tx| {
+    let done = Retry::new().run(&counters.pool, async |tx| {
         assert_eq!(value(tx, 1).await?, 0);
         Ok::<_, sqlx::Error>(other.execute("UPDATE counter SET value = 7 WHERE id = 1").await.map(|_| ()))
     });
@@ -289,20 +289,20 @@ async fn transaction_begins_with_write_lock_on_sqlite() {
 
 #[tokio::test]
 async fn permanent_error_ends_the_run_at_once() {
-    let books = books().await;
+    let counters = counters().await;
     let runs = AtomicU32::new(0);
 
     // The application's own reasons.
-    let done = patiently().run(&books.pool, async |tx| {
+    let done = patiently().run(&counters.pool, async |tx| {
         runs.fetch_add(1, Ordering::SeqCst);
         add_one(tx, 1).await?;
         Err::<(), _>(AppError::SoldOut)
     });
     assert!(matches!(done.await, Err(AppError::SoldOut)));
-    assert_eq!((count(&runs), books.value(1).await), (1, 0), "rolled back, and not run again");
+    assert_eq!((count(&runs), counters.value(1).await), (1, 0), "rolled back, and not run again");
 
     // A constraint.
-    let done = patiently().run(&books.pool, async |tx| {
+    let done = patiently().run(&counters.pool, async |tx| {
         runs.fetch_add(1, Ordering::SeqCst);
         tx.execute("INSERT INTO counter (id, value) VALUES (3, 0)").await?;
         tx.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await?;
@@ -313,7 +313,7 @@ async fn permanent_error_ends_the_run_at_once() {
     assert_eq!(count(&runs), 2);
 
     // Errors of this crate that are not conflicts, and their sources.
-    let done = patiently().run(&books.pool, async |_| {
+    let done = patiently().run(&counters.pool, async |_| {
         runs.fetch_add(1, Ordering::SeqCst);
         Err::<(), _>(AppError::Lock(Error::from(sqlx::Error::PoolTimedOut)))
     });
@@ -321,7 +321,7 @@ async fn permanent_error_ends_the_run_at_once() {
     assert_eq!(count(&runs), 3);
 
     // A connection that cannot be opened.
-    let closed = connect(&books.db.url, 1).await;
+    let closed = connect(&counters.db.url, 1).await;
     closed.close().await;
     let done = patiently().run(&closed, async |_| {
         runs.fetch_add(1, Ordering::SeqCst);
@@ -329,7 +329,7 @@ async fn permanent_error_ends_the_run_at_once() {
     });
     assert!(matches!(done.await, Err(Error::Unavailable { .. })));
     assert_eq!(count(&runs), 3, "it never began");
-    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM counter").fetch_one(&books.pool).await.expect("count");
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM counter").fetch_one(&counters.pool).await.expect("count");
     assert_eq!(rows, 2);
 }
 
@@ -337,13 +337,13 @@ async fn permanent_error_ends_the_run_at_once() {
 /// lock: there, a timeout is worth another attempt.
 #[tokio::test]
 async fn lock_wait_timeout_is_not_retried() {
-    let books = books().await;
-    let mut rival = books.pool.begin_with(begin_to_write()).await.expect("begin");
+    let counters = counters().await;
+    let mut rival = counters.pool.begin_with(begin_to_write()).await.expect("begin");
     add_one(&mut rival, 1).await.expect("write");
     let rival = Mutex::new(Some(rival));
     let runs = AtomicU32::new(0);
     if DATABASE == Database::Sqlite {
-        let hasty = connect(&books.db.url, 1).await;
+        let hasty = connect(&counters.db.url, 1).await;
         run(&hasty, "PRAGMA busy_timeout = 0").await;
         let done = patiently().begin_with("BEGIN").run(&hasty, async |tx| {
             if runs.fetch_add(1, Ordering::SeqCst) == 1 {
@@ -353,14 +353,14 @@ async fn lock_wait_timeout_is_not_retried() {
             add_one(tx, 1).await
         });
         done.await.expect("it gets through");
-        assert_eq!((count(&runs), books.value(1).await), (2, 2));
+        assert_eq!((count(&runs), counters.value(1).await), (2, 2));
         return;
     }
     for (sql, codes) in [
         ("SELECT value FROM counter WHERE id = 1 FOR UPDATE NOWAIT", ["55P03", "3572", "1205"]),
         ("SELECT value FROM counter WHERE id = 1 FOR UPDATE", ["55P03", "1205", "1205"]),
     ] {
-        let done = patiently().run(&books.pool, async |tx| {
+        let done = patiently().run(&counters.pool, async |tx| {
             runs.fetch_add(1, Ordering::SeqCst);
             tx.execute(match DATABASE {
                 Database::Postgres => "SET LOCAL lock_timeout = '100ms'",
@@ -423,16 +423,16 @@ async fn bounded_attempts_return_the_last_error() {
 /// without an error.
 #[tokio::test]
 async fn aborted_transaction_is_not_reported_as_committed() {
-    let books = books().await;
+    let counters = counters().await;
     let runs = AtomicU32::new(0);
-    let done = patiently().run(&books.pool, async |tx| {
+    let done = patiently().run(&counters.pool, async |tx| {
         runs.fetch_add(1, Ordering::SeqCst);
         add_one(tx, 1).await?;
         let _ = tx.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await;
         Ok::<_, sqlx::Error>(())
     });
     let done = done.await;
-    let written = books.value(1).await;
+    let written = counters.value(1).await;
     if DATABASE == Database::Postgres {
         let Err(sqlx::Error::Database(error)) = &done else { panic!("{done:?}") };
         assert_eq!((error.code().as_deref(), written), (Some("25P02"), 0));
@@ -444,7 +444,7 @@ async fn aborted_transaction_is_not_reported_as_committed() {
     assert_eq!(count(&runs), 1);
 
     // In a savepoint, the error is harmless on every database.
-    let done = patiently().run(&books.pool, async |tx| {
+    let done = patiently().run(&counters.pool, async |tx| {
         add_one(tx, 2).await?;
         let mut inner = tx.begin().await?;
         inner.execute("INSERT INTO counter (id, value) VALUES (1, 0)").await.expect_err("it exists");
@@ -452,15 +452,15 @@ async fn aborted_transaction_is_not_reported_as_committed() {
         Ok::<_, sqlx::Error>(())
     });
     done.await.expect("commit");
-    assert_eq!(books.value(2).await, 1);
+    assert_eq!(counters.value(2).await, 1);
 }
 
 /// MySQL checks every constraint with the statement.
 #[tokio::test]
 async fn refused_commit_is_reported_as_failed() {
-    let books = books().await;
+    let counters = counters().await;
     run(
-        &books.pool,
+        &counters.pool,
         match DATABASE {
             Database::MySql | Database::MariaDb => {
                 "CREATE TABLE part (id INTEGER PRIMARY KEY, whole INTEGER, FOREIGN KEY (whole) REFERENCES counter (id))"
@@ -473,7 +473,7 @@ async fn refused_commit_is_reported_as_failed() {
     )
     .await;
     let (runs, ends) = (AtomicU32::new(0), AtomicU32::new(0));
-    let done = patiently().run(&books.pool, async |tx| {
+    let done = patiently().run(&counters.pool, async |tx| {
         runs.fetch_add(1, Ordering::SeqCst);
         tx.execute("INSERT INTO part (id, whole) VALUES (1, 9)").await?;
         ends.fetch_add(1, Ordering::SeqCst);
@@ -482,22 +482,22 @@ async fn refused_commit_is_reported_as_failed() {
     let error = done.await.expect_err("there is no such whole");
     assert!(matches!(&error, sqlx::Error::Database(error) if error.is_foreign_key_violation()), "{error:?}");
     assert_eq!((count(&runs), count(&ends)), (1, u32::from(!DATABASE.is_mysql())));
-    let parts: i64 = sqlx::query_scalar("SELECT count(*) FROM part").fetch_one(&books.pool).await.expect("count");
+    let parts: i64 = sqlx::query_scalar("SELECT count(*) FROM part").fetch_one(&counters.pool).await.expect("count");
     assert_eq!(parts, 0);
 }
 
 /// The server commits, and its answer is lost.
 #[tokio::test]
 async fn commit_with_lost_reply_is_not_rerun() {
-    let books = books().await;
+    let counters = counters().await;
     if DATABASE == Database::Sqlite {
-        return commit_that_waits_for_readers_is_run_again(&books).await;
+        return commit_that_waits_for_readers_is_run_again(&counters).await;
     }
-    let (proxy, url) = behind_a_proxy(&books.db.url);
+    let (proxy, url) = behind_a_proxy(&counters.db.url);
     let far = connect(&url, 1).await;
     let runs = AtomicU32::new(0);
     // On PostgreSQL the commit can be made to wait until the test has seen it.
-    let mut gate = books.pool.acquire().await.expect("a connection");
+    let mut gate = counters.pool.acquire().await.expect("a connection");
     if DATABASE == Database::Postgres {
         for sql in [
             "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
@@ -523,7 +523,7 @@ async fn commit_with_lost_reply_is_not_rerun() {
             let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid)
                                          WHERE a.query = 'COMMIT' AND l.locktype = 'advisory' AND NOT l.granted
                                            AND l.objid::bigint = hashtext(current_schema())::bigint & 4294967295)";
-            while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&books.pool).await.expect("activity") {
+            while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&counters.pool).await.expect("activity") {
                 sleep(Duration::from_millis(5)).await;
             }
             proxy.reset();
@@ -534,12 +534,12 @@ async fn commit_with_lost_reply_is_not_rerun() {
     drop(gate.close().await);
     // The transaction was committed; a rerun of the closure would have added another one.
     let committed = async {
-        while books.value(1).await == 0 {
+        while counters.value(1).await == 0 {
             sleep(Duration::from_millis(5)).await;
         }
     };
     soon("the commit", committed).await;
-    assert_eq!((books.value(1).await, count(&runs)), (1, 1));
+    assert_eq!((counters.value(1).await, count(&runs)), (1, 1));
     proxy.pass();
     // The pool does not reuse the connection.
     assert_eq!(
@@ -550,7 +550,7 @@ async fn commit_with_lost_reply_is_not_rerun() {
 
 /// SQLite has no network: its answer to a COMMIT is always known. In a file without a WAL, readers
 /// delay a commit for a time.
-async fn commit_that_waits_for_readers_is_run_again(books: &Books) {
+async fn commit_that_waits_for_readers_is_run_again(counters: &Counters) {
     let db = crate::support::empty().await;
     let pool = db.pool_of(1).await;
     run(&pool, "CREATE TABLE counter (id INTEGER PRIMARY KEY, value BIGINT NOT NULL)").await;
@@ -572,17 +572,17 @@ async fn commit_that_waits_for_readers_is_run_again(books: &Books) {
     assert_eq!(count(&runs), 2);
     let mut tx = pool.begin().await.expect("begin");
     assert_eq!(value(&mut tx, 1).await.expect("read"), 1);
-    assert_eq!(books.value(1).await, 0);
+    assert_eq!(counters.value(1).await, 0);
 }
 
 /// The connection is lost before the COMMIT is sent: it is known that nothing was written.
 #[tokio::test]
 async fn connection_lost_before_commit_is_a_failure() {
-    let books = books().await;
+    let counters = counters().await;
     let runs = AtomicU32::new(0);
     if DATABASE == Database::Sqlite {
         // SQLite has no connection to lose, only the closure itself.
-        let pool = books.pool.clone();
+        let pool = counters.pool.clone();
         let running = tokio::spawn(async move {
             let panics = Retry::new().run(&pool, async |tx| {
                 add_one(tx, 1).await?;
@@ -594,10 +594,10 @@ async fn connection_lost_before_commit_is_a_failure() {
             panics.await
         });
         assert!(running.await.expect_err("a panic goes through").is_panic());
-        assert_eq!(books.value(1).await, 0);
+        assert_eq!(counters.value(1).await, 0);
         return;
     }
-    let (proxy, url) = behind_a_proxy(&books.db.url);
+    let (proxy, url) = behind_a_proxy(&counters.db.url);
     let far = connect(&url, 1).await;
     let done = patiently().run(&far, async |tx| {
         runs.fetch_add(1, Ordering::SeqCst);
@@ -608,13 +608,13 @@ async fn connection_lost_before_commit_is_a_failure() {
     });
     let done = soon("the answer", done).await;
     assert!(matches!(&done, Err(Error::Unavailable { .. })), "{done:?}");
-    assert_eq!((count(&runs), books.value(1).await, books.value(2).await), (1, 0, 0));
+    assert_eq!((count(&runs), counters.value(1).await, counters.value(2).await), (1, 0, 0));
 }
 
 #[tokio::test]
 async fn dropped_future_rolls_back_at_once() {
-    let books = books().await;
-    let small = connect(&books.db.url, 1).await;
+    let counters = counters().await;
+    let small = connect(&counters.db.url, 1).await;
     let inside = Arc::new(Notify::new());
     let running = tokio::spawn({
         let (small, inside) = (small.clone(), Arc::clone(&inside));
@@ -631,8 +631,8 @@ async fn dropped_future_rolls_back_at_once() {
     running.abort();
     assert!(running.await.expect_err("aborted").is_cancelled());
     // The row is free, and as it was.
-    soon("the end of the transaction", run(&books.pool, "UPDATE counter SET value = value + 10 WHERE id = 1")).await;
-    assert_eq!(books.value(1).await, 10);
+    soon("the end of the transaction", run(&counters.pool, "UPDATE counter SET value = value + 10 WHERE id = 1")).await;
+    assert_eq!(counters.value(1).await, 10);
     soon("the pool", run(&small, "UPDATE counter SET value = value + 10 WHERE id = 1")).await;
 }
 
@@ -640,8 +640,8 @@ async fn dropped_future_rolls_back_at_once() {
 /// no transaction is left open, and writes are complete.
 #[tokio::test]
 async fn run_may_be_dropped_anywhere() {
-    let books = books().await;
-    let pool = connect(&books.db.url, 1).await;
+    let counters = counters().await;
+    let pool = connect(&counters.db.url, 1).await;
     let (done, begun) = (AtomicU32::new(0), AtomicU32::new(0));
     everywhere(async |point| {
         let transfer = Retry::new().run(&pool, async |tx| {
@@ -661,8 +661,8 @@ async fn run_may_be_dropped_anywhere() {
             outcome.expect("nobody is in the way");
             done.fetch_add(1, Ordering::SeqCst);
         }
-        free(&pool, &books.pool).await;
-        let (one, two) = (books.value(1).await, books.value(2).await);
+        free(&pool, &counters.pool).await;
+        let (one, two) = (counters.value(1).await, counters.value(2).await);
         assert_eq!(one, two, "{point:?}: half a transaction");
         assert!(one >= i64::from(count(&done)), "{point:?}: {one}");
         // A commit that was dropped may have been carried out.
@@ -674,8 +674,8 @@ async fn run_may_be_dropped_anywhere() {
 }
 
 /// A database in memory keeps its tables in one connection, which must not be closed.
-async fn pools_of_one(books: &Books) -> Vec<Pool<Sql>> {
-    let mut pools = vec![connect(&books.db.url, 1).await];
+async fn pools_of_one(counters: &Counters) -> Vec<Pool<Sql>> {
+    let mut pools = vec![connect(&counters.db.url, 1).await];
     if DATABASE == Database::Sqlite {
         let memory = connect("sqlite::memory:", 1).await;
         run(&memory, "CREATE TABLE counter (id INTEGER PRIMARY KEY, value BIGINT NOT NULL)").await;
@@ -708,13 +708,13 @@ pub(super) async fn send(tx: &mut Tx<'_>, statements: &'static [&'static str]) -
 
 #[tokio::test]
 async fn transaction_begun_with_a_comment_is_committed() {
-    let books = books().await;
+    let counters = counters().await;
     Retry::new()
         .begin_with("BEGIN -- for the report")
-        .run(&books.pool, async |tx| add_one(tx, 1).await)
+        .run(&counters.pool, async |tx| add_one(tx, 1).await)
         .await
         .expect("committed");
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     assert_eq!(value(&mut tx, 1).await.expect("the value"), 1);
 }
 
@@ -729,8 +729,8 @@ async fn closure_outliving_its_transaction_has_unknown_outcome() {
     let stale: fn() -> Result<(), AppError> =
         || Err(AppError::Lock(Error::Row { table: "counter".into(), cause: RowError::StaleSnapshot }));
     for result in [|| Ok(()), || Err(AppError::SoldOut), stale] {
-        let (books, begun) = (books().await, AtomicU32::new(0));
-        let outcome = Retry::new().attempts(3).run(&books.pool, async |tx| {
+        let (counters, begun) = (counters().await, AtomicU32::new(0));
+        let outcome = Retry::new().attempts(3).run(&counters.pool, async |tx| {
             begun.fetch_add(1, Ordering::SeqCst);
             let _ = tx.execute(end).await;
             let _ = add_one(tx, 2).await;
@@ -739,9 +739,9 @@ async fn closure_outliving_its_transaction_has_unknown_outcome() {
         let error = outcome.await.expect_err("the transaction has ended");
         if DATABASE == Database::Sqlite {
             assert!(matches!(error, AppError::Lock(Error::CommitUnknown { .. })), "{error:?}");
-            assert_eq!((books.value(2).await, count(&begun)), (1, 1));
+            assert_eq!((counters.value(2).await, count(&begun)), (1, 1));
         } else {
-            assert_eq!(books.value(2).await, 0);
+            assert_eq!(counters.value(2).await, 0);
         }
     }
 }
@@ -765,8 +765,8 @@ async fn part_committed_by_ddl_is_not_repeated() {
 
 #[tokio::test]
 async fn pool_stays_usable_after_statement_ended_transaction() {
-    let books = books().await;
-    for pool in pools_of_one(&books).await {
+    let counters = counters().await;
+    for pool in pools_of_one(&counters).await {
         for &statements in statements_that_end_a_transaction() {
             // Other tests check the outcome of this run.
             let _ = Retry::new().run(&pool, async |tx| send(tx, statements).await).await;

@@ -17,7 +17,7 @@ use tokio::sync::Barrier;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::fence::{Books, Business, add_one, books, keeps_to_snapshots, levels, run};
+use super::fence::{Counters, IsolatedPool, add_one, counters, keeps_to_snapshots, levels, run};
 use crate::support::{Database, SOON, connect, soon, until};
 use crate::{DATABASE, Sql};
 
@@ -40,8 +40,8 @@ struct Rival {
 }
 
 impl Rival {
-    async fn on(books: &Books) -> Self {
-        Self { locks: books.db.locks().await, pool: impatient(&books.db.url).await }
+    async fn on(counters: &Counters) -> Self {
+        Self { locks: counters.db.locks().await, pool: impatient(&counters.db.url).await }
     }
 
     /// Whether the rival would get the lock on the name at once.
@@ -85,8 +85,8 @@ async fn impatient(url: &str) -> Pool<Sql> {
 }
 
 /// A transaction of another client that locks the name as soon as it can, and reports it.
-fn locks_when_it_can(books: &Books, locks: &Locks, name: &'static str) -> JoinHandle<Transaction<'static, Sql>> {
-    let (pool, locks) = (books.pool.clone(), locks.clone());
+fn locks_when_it_can(counters: &Counters, locks: &Locks, name: &'static str) -> JoinHandle<Transaction<'static, Sql>> {
+    let (pool, locks) = (counters.pool.clone(), locks.clone());
     tokio::spawn(async move {
         let mut tx = begin(&pool).await;
         locks.row(name).lock(&mut tx).await.expect("lock");
@@ -96,10 +96,10 @@ fn locks_when_it_can(books: &Books, locks: &Locks, name: &'static str) -> JoinHa
 
 #[tokio::test]
 async fn named_row_is_locked_until_commit_or_rollback() {
-    let books = books().await;
-    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
+    let counters = counters().await;
+    let (ours, rival) = (counters.db.locks().await, Rival::on(&counters).await);
     for commits in [true, false] {
-        let mut tx = begin(&books.pool).await;
+        let mut tx = begin(&counters.pool).await;
         ours.row("a").lock(&mut tx).await.expect("lock");
         ours.row("a").lock(&mut tx).await.expect("the same transaction may lock it again");
         assert!(!rival.finds_free("a").await, "while the transaction is open");
@@ -114,12 +114,12 @@ async fn named_row_is_locked_until_commit_or_rollback() {
 
 #[tokio::test]
 async fn waiter_gets_named_row_when_holder_commits() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let mut tx = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let mut tx = begin(&counters.pool).await;
     ours.row("a").lock(&mut tx).await.expect("lock");
     add_one(&mut tx, 1).await.expect("write");
-    let mut next = locks_when_it_can(&books, &theirs, "a");
+    let mut next = locks_when_it_can(&counters, &theirs, "a");
     timeout(A_WHILE, &mut next).await.expect_err("it is taken");
     tx.commit().await.expect("commit");
     let mut tx = soon("the next one's turn", next).await.expect("no panic");
@@ -130,10 +130,10 @@ async fn waiter_gets_named_row_when_holder_commits() {
 
 #[tokio::test]
 async fn concurrent_creators_of_a_row_take_turns() {
-    let books = books().await;
+    let counters = counters().await;
     let mut creators = JoinSet::new();
     for _ in 0..8 {
-        let (locks, pool) = (books.db.locks().await, books.pool.clone());
+        let (locks, pool) = (counters.db.locks().await, counters.pool.clone());
         creators.spawn(async move {
             for name in ["new/1", "new/2", "new/3"] {
                 let mut tx = begin(&pool).await;
@@ -156,16 +156,16 @@ async fn missing_row_hinders_nobody_who_wants_another_name() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
-    let books = books().await;
+    let counters = counters().await;
     for level in levels() {
-        let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-        let business = books.at(level).await;
-        let mut first = business.begin().await;
+        let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+        let app = counters.at(level).await;
+        let mut first = app.begin().await;
         ours.row(format!("m/{level}")).lock(&mut first).await.expect("lock");
         // At REPEATABLE READ, InnoDB would lock the gap in which a row was looked for and not
         // found.
         for name in ["a", "l", "m", "n", "z"] {
-            let mut second = business.begin().await;
+            let mut second = app.begin().await;
             let lock = theirs.row(format!("{name}/{level}/other")).wait(SOON);
             soon("another name", lock.lock(&mut second)).await.unwrap_or_else(|e| panic!("{level}, {name}: {e}"));
             second.commit().await.expect("commit");
@@ -176,9 +176,9 @@ async fn missing_row_hinders_nobody_who_wants_another_name() {
 
 /// Checks the documented behaviour of SQLite.
 async fn one_writer_locks_everything() {
-    let books = books().await;
-    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
-    let mut tx = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, rival) = (counters.db.locks().await, Rival::on(&counters).await);
+    let mut tx = begin(&counters.pool).await;
     ours.row("a").lock(&mut tx).await.expect("lock");
     assert!(!rival.finds_free("another").await, "there is one write lock");
 }
@@ -186,14 +186,14 @@ async fn one_writer_locks_everything() {
 /// The four names of the contract, and long ones that differ at their end.
 #[tokio::test]
 async fn names_of_rows_are_compared_byte_for_byte() {
-    let books = books().await;
-    let ours = books.db.locks().await;
+    let counters = counters().await;
+    let ours = counters.db.locks().await;
     let long = "x".repeat(254);
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     ours.row("a").lock(&mut tx).await.expect("lock");
     ours.row(format!("{long}1")).lock(&mut tx).await.expect("lock");
     if DATABASE != Database::Sqlite {
-        let rival = Rival::on(&books).await;
+        let rival = Rival::on(&counters).await;
         for name in ["A", "a ", "á", &format!("{long}2"), "it's \\ \"quoted\" `so`"] {
             assert!(rival.finds_free(name).await, "{name:?} is another name");
         }
@@ -205,19 +205,19 @@ async fn names_of_rows_are_compared_byte_for_byte() {
 
 #[tokio::test]
 async fn refused_try_leaves_the_transaction_as_it_was() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let mut holder = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let mut holder = begin(&counters.pool).await;
     ours.row("a").lock(&mut holder).await.expect("lock");
     ours.row_of("counter", "id", 1_i64).lock(&mut holder).await.expect("lock");
     if DATABASE == Database::Sqlite {
         // The refused transaction cannot even begin.
-        assert!(!Rival::on(&books).await.finds_free("a").await);
+        assert!(!Rival::on(&counters).await.finds_free("a").await);
         return;
     }
     for level in levels() {
-        let business = books.at(level).await;
-        let mut tx = business.begin().await;
+        let app = counters.at(level).await;
+        let mut tx = app.begin().await;
         assert!(!theirs.row("a").try_lock(&mut tx).await.expect("try"), "{level}");
         add_one(&mut tx, 2).await.expect("before");
         assert!(!theirs.row("a").try_lock(&mut tx).await.expect("try"), "{level}");
@@ -229,7 +229,7 @@ async fn refused_try_leaves_the_transaction_as_it_was() {
         add_one(&mut tx, 2).await.expect("after");
         tx.commit().await.unwrap_or_else(|e| panic!("{level}: {e}"));
     }
-    assert_eq!(books.value(2).await, 2 * i64::try_from(levels().len()).expect("few"), "all was committed");
+    assert_eq!(counters.value(2).await, 2 * i64::try_from(levels().len()).expect("few"), "all was committed");
 }
 
 /// Reads the settings of the session that a wait may change.
@@ -253,21 +253,21 @@ async fn settings(tx: &mut Transaction<'static, Sql>) -> Vec<String> {
 
 #[tokio::test]
 async fn bounded_wait_leaves_transaction_and_settings_intact() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let mut holder = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let mut holder = begin(&counters.pool).await;
     ours.row("a").lock(&mut holder).await.expect("lock");
     ours.row_of("counter", "id", 1_i64).lock(&mut holder).await.expect("lock");
     let at_most = Duration::from_millis(1300);
     if DATABASE == Database::Sqlite {
         // BEGIN IMMEDIATE is where a transaction waits, as long as its pool says.
-        assert!(!Rival::on(&books).await.finds_free("a").await);
+        assert!(!Rival::on(&counters).await.finds_free("a").await);
         let before = settings(&mut holder).await;
         ours.row("b").wait(at_most).lock(&mut holder).await.expect("it has the write lock");
         assert_eq!(settings(&mut holder).await, before);
         return;
     }
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     if DATABASE == Database::Postgres {
         run_in(&mut tx, "SET LOCAL statement_timeout = '31s'").await;
     }
@@ -289,7 +289,7 @@ async fn bounded_wait_leaves_transaction_and_settings_intact() {
     assert_eq!(settings(&mut tx).await, before, "after a wait that succeeded");
     add_one(&mut tx, 2).await.expect("after");
     tx.commit().await.expect("commit");
-    assert_eq!(books.value(2).await, 2, "all of the transaction was committed");
+    assert_eq!(counters.value(2).await, 2, "all of the transaction was committed");
 }
 
 async fn run_in(tx: &mut Transaction<'static, Sql>, sql: &'static str) {
@@ -302,11 +302,11 @@ async fn wait_goes_on_past_the_sessions_own_limit() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let mut holder = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let mut holder = begin(&counters.pool).await;
     ours.row("a").lock(&mut holder).await.expect("lock");
-    let pool = books.pool.clone();
+    let pool = counters.pool.clone();
     let waiter = tokio::spawn(async move {
         let mut tx = begin(&pool).await;
         let limit = match DATABASE {
@@ -330,11 +330,11 @@ async fn wait_goes_on_past_the_sessions_own_limit() {
 
 #[tokio::test]
 async fn opposite_lock_orders_do_not_deadlock() {
-    let books = books().await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
     let mut transfers = JoinSet::new();
     for task in 0..6_u8 {
-        let (pool, locks) = (books.pool.clone(), locks.clone());
+        let (pool, locks) = (counters.pool.clone(), locks.clone());
         transfers.spawn(async move {
             for _ in 0..25 {
                 let keys = if task % 2 == 0 { [1_i64, 2] } else { [2, 1] };
@@ -348,7 +348,7 @@ async fn opposite_lock_orders_do_not_deadlock() {
         });
     }
     soon("all transfers", transfers.join_all()).await;
-    assert_eq!((books.value(1).await, books.value(2).await), (150, 150));
+    assert_eq!((counters.value(1).await, counters.value(2).await), (150, 150));
 }
 
 /// Two transactions lock two names in opposite order. The database ends one of them, with an error
@@ -358,10 +358,10 @@ async fn deadlock_is_a_conflict() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let mut first = begin(&books.pool).await;
-    let mut second = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let mut first = begin(&counters.pool).await;
+    let mut second = begin(&counters.pool).await;
     ours.row("a").lock(&mut first).await.expect("lock");
     theirs.row("b").lock(&mut second).await.expect("lock");
     let crossing = tokio::spawn(async move {
@@ -379,22 +379,22 @@ async fn deadlock_is_a_conflict() {
 
 #[tokio::test]
 async fn lock_ends_with_the_holders_connection() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let one = books.db.pool_of(1).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let one = counters.db.pool_of(1).await;
     let mut tx = begin(&one).await;
     ours.row("a").lock(&mut tx).await.expect("lock");
-    let next = locks_when_it_can(&books, &theirs, "a");
+    let next = locks_when_it_can(&counters, &theirs, "a");
     match DATABASE {
         Database::Postgres => {
             let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.expect("a pid");
             let sql = format!("SELECT pg_terminate_backend({pid})");
-            sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("terminate");
+            sqlx::query(AssertSqlSafe(sql)).execute(&counters.pool).await.expect("terminate");
         }
         Database::MySql | Database::MariaDb => {
             let id: i64 =
                 sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut *tx).await.expect("an id");
-            sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&books.pool).await.expect("kill");
+            sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&counters.pool).await.expect("kill");
         }
         // Only its process can end a connection there.
         Database::Sqlite => drop(tx.rollback().await),
@@ -404,8 +404,8 @@ async fn lock_ends_with_the_holders_connection() {
 
 #[tokio::test]
 async fn pool_of_one_connection_is_enough() {
-    let books = books().await;
-    let one = books.db.pool_of(1).await;
+    let counters = counters().await;
+    let one = counters.db.pool_of(1).await;
     let locks = Locks::new(one.clone());
     let mut tx = begin(&one).await;
     soon("a lock", locks.row("never/seen/before").lock(&mut tx))
@@ -418,9 +418,9 @@ async fn pool_of_one_connection_is_enough() {
 
 /// Increments a counter as an application does, and reruns the transaction after a concurrent
 /// change.
-async fn increment(business: &Business, locks: &Locks, named: bool) {
+async fn increment(app: &IsolatedPool, locks: &Locks, named: bool) {
     loop {
-        let mut tx = business.begin().await;
+        let mut tx = app.begin().await;
         let locked = if named {
             locks.row("counter/1").lock(&mut tx).await
         } else {
@@ -469,23 +469,23 @@ async fn increment(business: &Business, locks: &Locks, named: bool) {
 
 #[tokio::test]
 async fn row_lock_prevents_lost_updates_at_every_isolation() {
-    let books = books().await;
+    let counters = counters().await;
     let mut expected = 0;
     for level in levels() {
-        let business = books.at(level).await;
+        let app = counters.at(level).await;
         for named in [true, false] {
             let mut tasks = JoinSet::new();
             for _ in 0..4 {
-                let (business, locks) = (business.clone(), books.db.locks().await);
+                let (app, locks) = (app.clone(), counters.db.locks().await);
                 tasks.spawn(async move {
                     for _ in 0..10 {
-                        increment(&business, &locks, named).await;
+                        increment(&app, &locks, named).await;
                     }
                 });
             }
             soon("all increments", tasks.join_all()).await;
             expected += 40;
-            assert_eq!(books.value(1).await, expected, "{level}, named: {named}");
+            assert_eq!(counters.value(1).await, expected, "{level}, named: {named}");
         }
     }
 }
@@ -501,13 +501,13 @@ fn cause(error: &Error) -> &RowError {
 /// snapshot older than the row's last change.
 #[tokio::test]
 async fn transaction_that_reads_from_before_is_refused() {
-    let books = books().await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
     let level = if DATABASE == Database::Sqlite { "DEFERRED" } else { "REPEATABLE READ" };
-    let business = books.at(level).await;
-    let mut tx = business.begin().await;
+    let app = counters.at(level).await;
+    let mut tx = app.begin().await;
     let _: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut *tx).await.expect("read");
-    run(&books.pool, "UPDATE counter SET value = 5 WHERE id = 1").await;
+    run(&counters.pool, "UPDATE counter SET value = 5 WHERE id = 1").await;
     let outcome = locks.row_of("counter", "id", 1_i64).lock(&mut tx).await;
     match DATABASE {
         Database::Sqlite => {
@@ -523,13 +523,13 @@ async fn transaction_that_reads_from_before_is_refused() {
             assert!(error.is_conflict(), "{error}");
             tx.rollback().await.expect("rollback");
             // A new name, whose row is younger than the snapshot.
-            let mut tx = business.begin().await;
+            let mut tx = app.begin().await;
             let _: i64 =
                 sqlx::query_scalar("SELECT value FROM counter WHERE id = 1").fetch_one(&mut *tx).await.expect("read");
             let error = locks.row("younger").lock(&mut tx).await.expect_err("its row cannot be seen");
             assert_eq!(cause(&error), &RowError::StaleSnapshot);
             tx.rollback().await.expect("rollback");
-            let mut tx = business.begin().await;
+            let mut tx = app.begin().await;
             locks.row("younger").lock(&mut tx).await.expect("run again");
         }
         Database::MySql | Database::MariaDb if keeps_to_snapshots().await => {
@@ -543,10 +543,10 @@ async fn transaction_that_reads_from_before_is_refused() {
 
 #[tokio::test]
 async fn deferred_transaction_takes_a_free_write_lock() {
-    let books = books().await;
-    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
-    let business = books.at(levels()[0]).await; // DEFERRED, or READ UNCOMMITTED
-    let mut tx = business.begin().await;
+    let counters = counters().await;
+    let (ours, rival) = (counters.db.locks().await, Rival::on(&counters).await);
+    let app = counters.at(levels()[0]).await; // DEFERRED, or READ UNCOMMITTED
+    let mut tx = app.begin().await;
     ours.row("a").lock(&mut tx).await.expect("lock");
     assert!(!rival.finds_free("a").await);
     tx.commit().await.expect("commit");
@@ -558,26 +558,27 @@ async fn sweeper_purges_unused_rows_and_spares_locked() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await; // and no rows to purge
     }
-    let books = books().await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
     for name in ["old", "locked", "young"] {
-        let mut tx = begin(&books.pool).await;
+        let mut tx = begin(&counters.pool).await;
         locks.row(name).lock(&mut tx).await.expect("lock");
         tx.commit().await.expect("commit");
     }
-    run(&books.pool, "UPDATE sqlock_row SET seen_at = 1 WHERE name IN ('old', 'locked')").await;
-    let mut holder = begin(&books.pool).await;
+    run(&counters.pool, "UPDATE sqlock_row SET seen_at = 1 WHERE name IN ('old', 'locked')").await;
+    let mut holder = begin(&counters.pool).await;
     locks.row("locked").lock(&mut holder).await.expect("lock");
     locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep");
-    let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM sqlock_row").fetch_one(&books.pool).await.expect("count");
+    let left: i64 =
+        sqlx::query_scalar("SELECT COUNT(*) FROM sqlock_row").fetch_one(&counters.pool).await.expect("count");
     assert_eq!(left, 2, "locked and young");
     // The client assumes that the row exists. It finds out the truth, and the next attempt creates
     // the row again.
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     let error = locks.row("old").lock(&mut tx).await.expect_err("purged");
     assert!(error.is_conflict(), "{error}");
     tx.rollback().await.expect("rollback");
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     locks.row("old").lock(&mut tx).await.expect("created again");
     holder.commit().await.expect("commit");
 }
@@ -587,25 +588,25 @@ async fn use_of_a_row_is_recorded_without_waiting() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
-    let books = books().await;
-    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
-    let mut holder = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
+    let mut holder = begin(&counters.pool).await;
     ours.row("a").lock(&mut holder).await.expect("lock");
     holder.commit().await.expect("commit");
     let seen = async || -> i64 {
-        sqlx::query_scalar("SELECT seen_at FROM sqlock_row").fetch_one(&books.pool).await.expect("a row")
+        sqlx::query_scalar("SELECT seen_at FROM sqlock_row").fetch_one(&counters.pool).await.expect("a row")
     };
     let first = seen().await;
-    let rival = Rival { locks: theirs, pool: books.db.pool().await };
+    let rival = Rival { locks: theirs, pool: counters.db.pool().await };
     assert!(rival.finds_free("a").await);
     assert_eq!(seen().await, first, "nothing was written");
-    run(&books.pool, "UPDATE sqlock_row SET seen_at = 1").await;
-    let mut holder = begin(&books.pool).await;
+    run(&counters.pool, "UPDATE sqlock_row SET seen_at = 1").await;
+    let mut holder = begin(&counters.pool).await;
     ours.row("a").lock(&mut holder).await.expect("lock");
-    let rival = Rival { locks: others, pool: books.db.pool().await };
+    let rival = Rival { locks: others, pool: counters.db.pool().await };
     assert!(!soon("a try", rival.finds_free("a")).await, "who asks while it is locked does not wait to write");
     holder.commit().await.expect("commit");
-    let rival = Rival::on(&books).await;
+    let rival = Rival::on(&counters).await;
     assert!(rival.finds_free("a").await);
     assert!(seen().await > first, "and it is noted down when that is possible");
 }
@@ -615,11 +616,11 @@ async fn dropped_wait_leaves_no_lock_or_transaction() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let one = books.db.pool_of(1).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let one = counters.db.pool_of(1).await;
     for wait in [None, Some(SOON)] {
-        let mut holder = begin(&books.pool).await;
+        let mut holder = begin(&counters.pool).await;
         ours.row("a").lock(&mut holder).await.expect("lock");
         let mut tx = begin(&one).await;
         let before = settings(&mut tx).await;
@@ -635,7 +636,7 @@ async fn dropped_wait_leaves_no_lock_or_transaction() {
         let mut tx = soon("the connection", begin(&one)).await;
         assert_eq!(settings(&mut tx).await, before);
         tx.commit().await.expect("commit");
-        let rival = Rival::on(&books).await;
+        let rival = Rival::on(&counters).await;
         assert!(rival.finds_free("a").await, "nobody has the lock");
     }
 }
@@ -672,9 +673,9 @@ async fn touched(tx: &mut Transaction<'static, Sql>, table: &str) -> i64 {
 /// The limit can be reached at any moment, even just after the lock was granted.
 #[tokio::test]
 async fn shortest_wait_leaves_the_transaction_usable_too() {
-    let books = books().await;
-    let locks = books.db.locks().await;
-    let one = books.db.pool_of(1).await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
+    let one = counters.db.pool_of(1).await;
     let mut tx = begin(&one).await;
     let before = settings(&mut tx).await;
     tx.commit().await.expect("commit");
@@ -693,16 +694,16 @@ async fn shortest_wait_leaves_the_transaction_usable_too() {
 /// A transaction must see the writes of the previous holder, or fail.
 #[tokio::test]
 async fn awaited_row_is_refused_with_older_snapshot() {
-    let books = books().await;
+    let counters = counters().await;
     for level in levels() {
-        run(&books.pool, "DELETE FROM counter WHERE id > 2").await;
-        let business = books.at(level).await;
+        run(&counters.pool, "DELETE FROM counter WHERE id > 2").await;
+        let app = counters.at(level).await;
         let mut tasks = JoinSet::new();
         for id in 0..6_i64 {
-            let (business, locks) = (business.clone(), books.db.locks().await);
+            let (app, locks) = (app.clone(), counters.db.locks().await);
             tasks.spawn(async move {
                 loop {
-                    let mut tx = business.begin().await;
+                    let mut tx = app.begin().await;
                     match locks.row("once").lock(&mut tx).await {
                         Err(Error::Row { cause: RowError::StaleSnapshot | RowError::Deferred, .. }) => {
                             tx.rollback().await.expect("rollback");
@@ -725,7 +726,7 @@ async fn awaited_row_is_refused_with_older_snapshot() {
         }
         soon("all of them", tasks.join_all()).await;
         let count: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE id > 2")
-            .fetch_one(&books.pool)
+            .fetch_one(&counters.pool)
             .await
             .expect("a count");
         assert_eq!(count, 1, "{level}: done once");

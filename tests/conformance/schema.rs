@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Pool, SqlStr};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::witness::Witness;
+use super::connection_counter::ConnectionCounter;
 use crate::support::server::Server;
 use crate::support::{Database, Fresh, SOON, builder, connect, empty, fresh, soon, until};
 use crate::{DATABASE, Sql};
@@ -322,13 +322,13 @@ async fn existing_tables_need_no_create_right() {
 #[tokio::test]
 async fn failed_migration_leaves_no_lock_behind() {
     let mut db = empty().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     if DATABASE == Database::Sqlite {
         db.pool().await.acquire().await.expect("the file exists now");
         let reader = builder(connect(&db.url.replace("mode=rwc", "mode=ro"), 1).await).build();
         let error = soon("the failure", reader.migrate()).await.expect_err("read only");
         assert!(matches!(error, Error::Migrate(_)), "{error:?}");
-        witness.no_transactions().await;
+        counter.no_transactions().await;
         db.locks().await.migrate().await.expect("nobody is in the way");
         return;
     }
@@ -344,15 +344,15 @@ async fn failed_migration_leaves_no_lock_behind() {
         assert!(matches!(error, Error::Migrate(_)), "{error:?}");
         assert!(!error.report().to_string().contains("://"), "{error:?}");
     }
-    assert_eq!(witness.advisory_locks().await, 0);
-    witness.no_transactions().await;
+    assert_eq!(counter.advisory_locks().await, 0);
+    counter.no_transactions().await;
     // Users with the right can migrate, with sqlx's migrations or those of this crate.
     let admin = user.db.pool_of(1).await;
     soon("the application's migration", application(2).run(&admin)).await.expect("nobody holds the migrator's lock");
     let admin = user.db.locks().await;
     soon("the migration", admin.migrate()).await.expect("migrate");
     works(&admin).await;
-    assert_eq!(witness.advisory_locks().await, 0);
+    assert_eq!(counter.advisory_locks().await, 0);
     pool.close().await;
     user.drop().await;
 }

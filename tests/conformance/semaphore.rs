@@ -27,10 +27,10 @@ async fn taken(semaphore: &Semaphore, permits: u32) -> Lease {
 }
 
 /// Spawns a request, and waits until it has joined the queue behind `before` waiters.
-async fn enqueue(semaphore: &Semaphore, permits: u32, witness: &Locks, before: usize) -> JoinHandle<Lease> {
+async fn enqueue(semaphore: &Semaphore, permits: u32, observer: &Locks, before: usize) -> JoinHandle<Lease> {
     let semaphore = semaphore.clone();
     let waits = tokio::spawn(async move { semaphore.acquire_many(permits).await.expect("its turn comes") });
-    until_waiters(witness, "a", before + 1).await;
+    until_waiters(observer, "a", before + 1).await;
     waits
 }
 
@@ -39,9 +39,9 @@ async fn granted(waits: JoinHandle<Lease>) -> Lease {
 }
 
 /// Checks that a try is refused, and that no waiter is granted: a try serves the queue first.
-async fn assert_full(semaphore: &Semaphore, witness: &Locks, waiters: usize) {
+async fn assert_full(semaphore: &Semaphore, observer: &Locks, waiters: usize) {
     assert!(semaphore.try_acquire().await.expect("try").is_none());
-    until_waiters(witness, "a", waiters).await;
+    until_waiters(observer, "a", waiters).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

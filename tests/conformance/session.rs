@@ -17,8 +17,8 @@ use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::connection_counter::ConnectionCounter;
 use super::network::behind_a_proxy;
-use super::witness::Witness;
 use crate::support::proxy::Direction;
 use crate::support::server::{Options, PgBouncer, Server};
 use crate::support::worker::Worker;
@@ -343,7 +343,7 @@ async fn lease_and_session_lock_are_independent() {
 #[tokio::test]
 async fn many_session_locks_share_one_connection() {
     let mut db = empty().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     let locks = db.locks().await;
     let mut taken = JoinSet::new();
     for i in 0..200 {
@@ -354,12 +354,12 @@ async fn many_session_locks_share_one_connection() {
     // On SQLite the database itself is not even open.
     let one = i64::from(DATABASE != Database::Sqlite);
     for _ in 0..5 {
-        assert_eq!(witness.connections().await, one);
+        assert_eq!(counter.connections().await, one);
         sleep(Duration::from_millis(300)).await;
     }
     assert!(held.iter().all(SessionLock::is_held));
     if DATABASE == Database::Postgres {
-        assert_eq!(witness.advisory_locks().await, 200);
+        assert_eq!(counter.advisory_locks().await, 200);
     }
     let mut released = JoinSet::new();
     for lock in held {
@@ -369,13 +369,13 @@ async fn many_session_locks_share_one_connection() {
         verdict.expect("ours to the end");
     }
     if DATABASE == Database::Postgres {
-        assert_eq!(witness.advisory_locks().await, 0);
+        assert_eq!(counter.advisory_locks().await, 0);
     }
-    soon("the end of the connection", no_connections(&witness)).await;
+    soon("the end of the connection", no_connections(&counter)).await;
 }
 
-async fn no_connections(witness: &Witness) {
-    while witness.connections().await > 0 {
+async fn no_connections(counter: &ConnectionCounter) {
+    while counter.connections().await > 0 {
         sleep(Duration::from_millis(50)).await;
     }
 }
@@ -385,19 +385,19 @@ async fn busy_application_pool_does_not_matter() {
     let db = empty().await;
     let pool = db.pool_of(1).await;
     let locks = builder(pool.clone()).build();
-    let mut business = pool.begin().await.expect("begin");
-    sqlx::query("SELECT 1").execute(&mut *business).await.expect("select");
+    let mut app = pool.begin().await.expect("begin");
+    sqlx::query("SELECT 1").execute(&mut *app).await.expect("select");
     let lock = hold(&locks, "a").await;
     assert!(!is_free(&locks, "a").await);
     lock.release().await.expect("ours to the end");
-    sqlx::query("SELECT 1").execute(&mut *business).await.expect("select");
-    business.rollback().await.expect("rollback");
+    sqlx::query("SELECT 1").execute(&mut *app).await.expect("select");
+    app.rollback().await.expect("rollback");
 }
 
 #[tokio::test]
 async fn session_lock_outlives_the_dropped_client_handle() {
     let mut db = empty().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     let ours = db.locks().await;
     let lock = hold(&ours, "a").await;
     drop(ours);
@@ -409,7 +409,7 @@ async fn session_lock_outlives_the_dropped_client_handle() {
     lock.release().await.expect("ours to the end");
     comes_free(&rival, "a").await;
     drop(rival);
-    soon("the end of all connections", no_connections(&witness)).await;
+    soon("the end of all connections", no_connections(&counter)).await;
 }
 
 #[tokio::test]
@@ -487,7 +487,7 @@ async fn end_the_connection(pool: &Pool<Sql>) {
 #[tokio::test]
 async fn ended_connection_loses_all_its_session_locks() {
     let mut db = empty().await;
-    let _witness = Witness::of(&mut db).await;
+    let _witness = ConnectionCounter::of(&mut db).await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (a, b) = (hold(&ours, "a").await, hold(&ours, "b").await);
     if DATABASE == Database::Sqlite {
@@ -516,7 +516,7 @@ async fn ended_connection_loses_all_its_session_locks() {
 #[tokio::test]
 async fn lock_is_lost_with_its_directory_or_connection() {
     let mut db = empty().await;
-    let _witness = Witness::of(&mut db).await;
+    let _witness = ConnectionCounter::of(&mut db).await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let (alone, shared) = (hold(&ours, "a").await, hold(&ours, "b").await);
     match DATABASE {
@@ -552,7 +552,7 @@ async fn run_returns_result_and_releases_session_lock() {
 #[tokio::test]
 async fn run_drops_work_when_session_lock_is_lost() {
     let mut db = empty().await;
-    let _witness = Witness::of(&mut db).await;
+    let _witness = ConnectionCounter::of(&mut db).await;
     let locks = db.locks().await;
     let pool = connect(&db.url, 1).await;
     let work = async |_: &SessionLock| {
@@ -569,7 +569,7 @@ async fn run_drops_work_when_session_lock_is_lost() {
 #[tokio::test]
 async fn release_of_a_lost_lock_reports_the_loss() {
     let mut db = empty().await;
-    let _witness = Witness::of(&mut db).await;
+    let _witness = ConnectionCounter::of(&mut db).await;
     let locks = db.locks().await;
     let lock = hold(&locks, "a").await;
     match DATABASE {
@@ -613,7 +613,7 @@ async fn read_only_server_loses_its_session_locks() {
 #[tokio::test]
 async fn unconfirmed_unlock_closes_the_connection() {
     let mut db = empty().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     if DATABASE == Database::Sqlite {
         return lock_file_exists_while_name_is_locked(&db).await;
     }
@@ -621,14 +621,14 @@ async fn unconfirmed_unlock_closes_the_connection() {
     let locks = builder(connect(&url, 1).await).build();
     let (a, b) = (hold(&locks, "a").await, hold(&locks, "b").await);
     // The server may still end the connection of a check.
-    soon("one connection", async { while witness.connections().await != 1 {} }).await;
+    soon("one connection", async { while counter.connections().await != 1 {} }).await;
     // (Or the reply to the keep-alive is cut, and the release comes too late.)
     let cut = proxy.cut_next_reply();
     let error = soon("the verdict", a.release()).await.expect_err("not known");
     assert!(matches!(error, Error::SessionLost { .. }), "{error}");
     cut.happened().await;
     assert!(!b.is_held(), "it hung on the same connection");
-    soon("the end of the connection", no_connections(&witness)).await;
+    soon("the end of the connection", no_connections(&counter)).await;
     comes_free(&locks, "a").await;
     comes_free(&locks, "b").await;
 }
@@ -738,7 +738,7 @@ async fn outage_ends_the_waits_for_all_names_together() {
 #[tokio::test]
 async fn wait_survives_the_loss_of_its_connection() {
     let mut db = empty().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     let holder = db.locks().await;
     let lock = hold(&holder, "a").await;
     let (waiting, proxy) = if DATABASE == Database::Sqlite {
@@ -750,7 +750,7 @@ async fn wait_survives_the_loss_of_its_connection() {
     };
     if let Some(proxy) = &proxy {
         soon("the wait", async {
-            while witness.connections().await < 2 {
+            while counter.connections().await < 2 {
                 sleep(Duration::from_millis(10)).await;
             }
         })
@@ -768,7 +768,7 @@ async fn wait_survives_the_loss_of_its_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_futures_leave_no_session_lock() {
     let mut db = empty().await;
-    let witness = Witness::of(&mut db).await;
+    let counter = ConnectionCounter::of(&mut db).await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     for i in 0..200_u64 {
         let name = format!("name/{}", i % 4);
@@ -786,7 +786,7 @@ async fn dropped_futures_leave_no_session_lock() {
         comes_free(&theirs, &name).await;
     }
     if DATABASE == Database::Postgres {
-        assert_eq!(witness.advisory_locks().await, 0);
+        assert_eq!(counter.advisory_locks().await, 0);
     }
 }
 
@@ -836,13 +836,13 @@ async fn behind_pgbouncer() {
     // A pooler that is busy with other clients from the beginning.
     for _ in 0..3 {
         let bouncer = PgBouncer::start(&server);
-        let business = connect(&bouncer.url(), 3).await;
+        let app = connect(&bouncer.url(), 3).await;
         let mut others = JoinSet::new();
         for _ in 0..3 {
-            let business = business.clone();
+            let app = app.clone();
             others.spawn(async move {
                 loop {
-                    sqlx::raw_sql("SELECT 1").execute(&business).await.expect("select");
+                    sqlx::raw_sql("SELECT 1").execute(&app).await.expect("select");
                 }
             });
         }

@@ -20,7 +20,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::cancel::{CancelFixture, Point, drop_at, everywhere};
-use super::fence::{add_one, assert_kept_out, books};
+use super::fence::{add_one, assert_kept_out, counters};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
 use crate::support::{ARRIVALS_APART, Database, Fresh, LONG, SOON, fresh, soon, until_waiters};
@@ -46,9 +46,9 @@ async fn taken(request: LeaseRequest) -> Lease {
 }
 
 /// Spawns a request, and waits until it has joined the queue behind `before` waiters.
-pub(super) async fn enqueue(request: LeaseRequest, witness: &Locks, before: usize) -> JoinHandle<Lease> {
+pub(super) async fn enqueue(request: LeaseRequest, observer: &Locks, before: usize) -> JoinHandle<Lease> {
     let waits = tokio::spawn(async move { request.acquire().await.expect("its turn comes") });
-    until_waiters(witness, "a", before + 1).await;
+    until_waiters(observer, "a", before + 1).await;
     waits
 }
 
@@ -69,15 +69,15 @@ async fn granted(waits: JoinHandle<Lease>) -> Lease {
 const A_LOOK: Duration = Duration::from_millis(400);
 
 /// Checks that a new reader is refused, and that no waiter is granted.
-async fn assert_closed_to_readers(witness: &Locks, waiters: usize) {
-    assert!(reading(witness).try_acquire().await.expect("try").is_none());
-    until_waiters(witness, "a", waiters).await;
+async fn assert_closed_to_readers(observer: &Locks, waiters: usize) {
+    assert!(reading(observer).try_acquire().await.expect("try").is_none());
+    until_waiters(observer, "a", waiters).await;
     sleep(A_LOOK).await;
-    assert_eq!(witness.waiters("a").await.expect("waiters").len(), waiters, "somebody came in");
+    assert_eq!(observer.waiters("a").await.expect("waiters").len(), waiters, "somebody came in");
 }
 
-pub(super) async fn holders(witness: &Locks) -> Vec<LeaseInfo> {
-    witness.holders("a").await.expect("holders")
+pub(super) async fn holders(observer: &Locks) -> Vec<LeaseInfo> {
+    observer.holders("a").await.expect("holders")
 }
 
 /// Waits until the name has no holder, no waiter, and no entry in the table.
@@ -86,9 +86,9 @@ pub(super) async fn assert_nothing_is_left(db: &Fresh) {
     let next = taken(writing(&db.locks().await)).await;
     next.release().await.expect("release");
     // A release that meets a locked row is carried out when the row is free again.
-    let witness = db.locks().await;
+    let observer = db.locks().await;
     soon("the end of all places and holdings", async {
-        while places(&pool).await > 0 || !witness.list("").await.expect("list").is_empty() {
+        while places(&pool).await > 0 || !observer.list("").await.expect("list").is_empty() {
             sleep(Duration::from_millis(5)).await;
         }
     })

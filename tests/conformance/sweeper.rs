@@ -167,14 +167,14 @@ async fn background_sweeper_runs_until_dropped() {
 #[tokio::test]
 async fn background_sweeper_ends_with_its_client() {
     let mut db = fresh().await;
-    let witness = super::witness::Witness::of(&mut db).await;
+    let counter = super::connection_counter::ConnectionCounter::of(&mut db).await;
     let locks = db.locks().await;
     locks.lease("a").acquire().await.expect("acquire").release().await.expect("release");
-    assert!(witness.connections().await > 0);
+    assert!(counter.connections().await > 0);
     let sweeping = locks.sweeper().every(Duration::from_millis(50)).start();
     drop(locks);
     soon("the end of the connections", async {
-        while witness.connections().await > 0 {
+        while counter.connections().await > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })

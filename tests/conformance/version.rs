@@ -6,7 +6,7 @@ use sqlock::row::RowError;
 use sqlock::version::Versioned;
 use sqlx::{AssertSqlSafe, Executor, FromRow, Pool, Row as _};
 
-use super::fence::{Business, levels, run};
+use super::fence::{IsolatedPool, levels, run};
 use crate::support::{Database, Fresh, SOON, connect, empty, soon};
 use crate::{DATABASE, Sql};
 
@@ -254,11 +254,11 @@ async fn a_conflict_leaves_the_callers_transaction_usable() {
 async fn one_of_two_writers_wins_at_every_isolation() {
     for &level in levels() {
         let bank = bank().await;
-        let business = Business::at(&bank.db.url, level).await;
-        let mut tx = business.begin().await;
+        let app = IsolatedPool::at(&bank.db.url, level).await;
+        let mut tx = app.begin().await;
         let read = bank.accounts.read::<_, Row>(&mut tx, 1).await.expect("read").expect("it is there");
         let rival = tokio::spawn({
-            let (pool, accounts) = (business.pool().clone(), bank.accounts.clone());
+            let (pool, accounts) = (app.pool().clone(), bank.accounts.clone());
             async move {
                 let update = accounts.update(&pool, 1, 1, |set| {
                     set.push("balance = ").push_bind(-1_i64);
@@ -304,12 +304,12 @@ async fn one_of_two_writers_wins_at_every_isolation() {
 async fn one_of_two_inserts_wins_at_every_isolation() {
     for &level in levels() {
         let bank = bank().await;
-        let business = Business::at(&bank.db.url, level).await;
-        let mut tx = business.begin().await;
+        let app = IsolatedPool::at(&bank.db.url, level).await;
+        let mut tx = app.begin().await;
         // In transactions with a snapshot, this read takes it.
         assert!(bank.accounts.read::<_, Row>(&mut tx, 1).await.expect("read").is_some());
         let create = |owner: &'static str| {
-            let (pool, accounts) = (business.pool().clone(), bank.accounts.clone());
+            let (pool, accounts) = (app.pool().clone(), bank.accounts.clone());
             async move {
                 let insert = accounts.insert(&pool, 2, &["owner", "balance"], |row| {
                     row.push_bind(owner).push_bind(0_i64);

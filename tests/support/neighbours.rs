@@ -88,7 +88,7 @@ async fn run(place: &Place, fault: Fault) -> usize {
             let (proxy, _) = proxy.as_ref().expect("made for this fault");
             // The heartbeat is among the connections that are open.
             sleep(TTL).await;
-            proxy.deafen();
+            proxy.swallow_all();
             sleep(length_of_fault(&place.database)).await;
         }
         Fault::DeadWaiter => kill_waiter(place, &locks).await,

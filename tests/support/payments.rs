@@ -1,9 +1,8 @@
 //! A storm on idempotent payments: clients send each order several times to servers that are
 //! killed, stopped and cut off, and that charge in a transaction or at a provider that does not
-//! always answer. At the end the books are compared: see `payments/books.rs`.
+//! always answer. At the end all accounts of the orders are compared: see
+//! `payments/reconciliation.rs`.
 
-#[path = "payments/books.rs"]
-mod books;
 #[path = "payments/clients.rs"]
 mod clients;
 #[path = "payments/http.rs"]
@@ -12,6 +11,8 @@ mod http;
 mod order;
 #[path = "payments/provider.rs"]
 pub(crate) mod provider;
+#[path = "payments/reconciliation.rs"]
+mod reconciliation;
 #[path = "payments/server.rs"]
 pub(crate) mod server;
 
@@ -53,7 +54,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     let locks = place.database.locks().build();
     locks.migrate().await.expect("migrate");
     let _ = locks.shutdown().await;
-    place.database.run(books::LEDGER.to_owned()).await;
+    place.database.run(reconciliation::LEDGER.to_owned()).await;
     let provider = Provider::start();
     let mut servers: Vec<Server> = (0..SERVERS).map(|_| Server::start(place, &provider)).collect();
     let clients = Arc::new(Clients::new(servers.iter().map(|server| server.proxy.port()).collect(), time));
@@ -65,26 +66,26 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
     for server in servers.iter_mut() {
         faults.violations.extend(server.end().await);
     }
-    let mut books = books::settle(place, &provider, &clients).await;
+    let mut reconciliation = reconciliation::settle(place, &provider, &clients).await;
     servers[0].restart(false);
-    books.compare_answers(&clients, servers[0].port).await;
+    reconciliation.compare_answers(&clients, servers[0].port).await;
     faults.violations.extend(servers[0].end().await);
-    books.violations.append(&mut faults.violations);
+    reconciliation.violations.append(&mut faults.violations);
 
     let Faults { kills, stops, full_disks, .. } = faults;
     println!(
-        "  payments: {}, {kills} kills, {stops} stops, {cuts} cuts, {full_disks} full disks, {books}; \
+        "  payments: {}, {kills} kills, {stops} stops, {cuts} cuts, {full_disks} full disks, {reconciliation}; \
          requests a second: {}",
         clients.summary(),
         clients.rates()
     );
-    for violation in books.violations.iter().take(20) {
+    for violation in reconciliation.violations.iter().take(20) {
         println!("    VIOLATION {violation}");
     }
-    if !books.violations.is_empty() {
-        println!("    {} violations; answers: {}", books.violations.len(), clients.answers());
+    if !reconciliation.violations.is_empty() {
+        println!("    {} violations; answers: {}", reconciliation.violations.len(), clients.answers());
     }
-    books.violations.is_empty() && books.done > 0
+    reconciliation.violations.is_empty() && reconciliation.done > 0
 }
 
 /// Makes faults for `time`: cuts a reply to a client, and disturbs a server. All servers run at the

@@ -75,7 +75,9 @@ impl Proxy {
 
     /// Ends every fault. Swallowed bytes stay lost; delayed bytes are sent at once.
     pub fn pass(&self) {
-        self.fault(|faults| *faults = Faults { resets: faults.resets, deafened: faults.deafened, ..Faults::default() });
+        self.fault(|faults| {
+            *faults = Faults { resets: faults.resets, swallowed: faults.swallowed, ..Faults::default() }
+        });
         self.order(Order::Listen);
     }
 
@@ -154,8 +156,8 @@ impl Proxy {
     }
 
     /// Swallows everything on every open connection from now on. New ones work.
-    pub fn deafen(&self) {
-        self.fault(|faults| faults.deafened += 1);
+    pub fn swallow_all(&self) {
+        self.fault(|faults| faults.swallowed += 1);
     }
 
     /// Returns the number of open client connections.
@@ -227,7 +229,7 @@ struct Faults {
     resets: u64,
     /// The number of times that all connections were made deaf. A connection is deaf after this
     /// number has changed.
-    deafened: u64,
+    swallowed: u64,
     cut: Option<Cut>,
     hold: Option<Hold>,
 }
@@ -381,7 +383,7 @@ struct Connection {
     /// The reset count when this connection began.
     born: u64,
     /// The count of deafenings when this connection began.
-    deafened: u64,
+    swallowed: u64,
     /// The cut that was ordered when the client last sent matching bytes.
     asked: RefCell<Weak<watch::Sender<bool>>>,
     /// The stage of the hold, once a request of this connection is held.
@@ -399,8 +401,8 @@ enum Arrival {
 
 impl Connection {
     fn new(upstream: u16, faults: Rc<watch::Sender<Faults>>) -> Connection {
-        let (born, deafened) = (faults.borrow().resets, faults.borrow().deafened);
-        Connection { upstream, faults, born, deafened, asked: RefCell::default(), held: RefCell::default() }
+        let (born, swallowed) = (faults.borrow().resets, faults.borrow().swallowed);
+        Connection { upstream, faults, born, swallowed, asked: RefCell::default(), held: RefCell::default() }
     }
 
     /// Serves a connection until both sides have finished, one side resets it, or the proxy resets
@@ -501,7 +503,7 @@ impl Connection {
     }
 
     fn swallows(&self, faults: &Faults, way: Direction) -> bool {
-        faults.way(way).lossy || faults.deafened != self.deafened
+        faults.way(way).lossy || faults.swallowed != self.swallowed
     }
 
     /// Waits while bytes in this direction are lost.

@@ -7,7 +7,7 @@
 //!   free.
 //!
 //! Each client has its own connections, like a process. In `soak line [SECONDS]` (600), real
-//! processes queue, beside traffic and sweeps, and are killed and stopped: see `line.rs`. In `soak
+//! processes queue, beside traffic and sweeps, and are killed and stopped: see `queue_storm.rs`. In `soak
 //! many [COUNT]` (10000) they take several names at once: see `many.rs`. `soak held [COUNT]
 //! [SECONDS]` (100000, 120) keeps leases of one client: see `held.rs`. `soak neighbours [RUNS]`
 //! (20) makes faults beside leases: see `neighbours.rs`. In `soak payments [SECONDS]` (1200),
@@ -35,8 +35,6 @@ mod growth;
 mod held;
 #[path = "history.rs"]
 mod history;
-#[path = "line.rs"]
-mod line;
 #[path = "many.rs"]
 mod many;
 #[path = "neighbours.rs"]
@@ -48,6 +46,8 @@ mod process;
 #[path = "proxy.rs"]
 #[allow(dead_code, reason = "tests use the rest")]
 mod proxy;
+#[path = "queue_storm.rs"]
+mod queue_storm;
 #[path = "records.rs"]
 mod records;
 #[path = "traffic.rs"]
@@ -92,7 +92,7 @@ async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let what = match &arguments[..] {
-        ["stand", url, record] => return line::stand(url, Path::new(record)).await,
+        ["stand", url, record] => return queue_storm::stand(url, Path::new(record)).await,
         ["gather", url, how, count, dir] => return many::gather(url, how, count, Path::new(dir)).await,
         ["wait", url, name] => return neighbours::wait(url, name).await,
         ["pay", url, port, provider] => {
@@ -129,7 +129,7 @@ async fn main() {
     let soak = async {
         match what {
             Soak::Storms(seconds) => storms(&place, &journal, Duration::from_secs(seconds)).await,
-            Soak::Line(seconds) => line::soak(&place, Duration::from_secs(seconds)).await,
+            Soak::Line(seconds) => queue_storm::soak(&place, Duration::from_secs(seconds)).await,
             Soak::Many(count) => many::soak(&place, usize::try_from(count).unwrap_or(usize::MAX)).await,
             Soak::Held(count, seconds) => {
                 let count = usize::try_from(count).unwrap_or(usize::MAX);

@@ -94,7 +94,7 @@ fn main() {
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("commands are text");
         let words: Vec<&str> = line.split(' ').collect();
-        let answer = worker.obey(&words).unwrap_or_else(|failure| failure);
+        let answer = worker.execute(&words).unwrap_or_else(|failure| failure);
         say(&answer);
     }
 }
@@ -199,7 +199,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn obey(&mut self, words: &[&str]) -> Result<String, String> {
+    fn execute(&mut self, words: &[&str]) -> Result<String, String> {
         Ok(match words {
             ["hold", name, ttl] => self.hold(self.request(name, ttl)),
             ["queue", name, ttl] => {
@@ -310,7 +310,7 @@ impl Worker {
             }
             ["storm", name, tasks, cycles, dir, ttl] => {
                 let storm = Storm::new(self, name, Path::new(dir), millis(ttl));
-                self.runtime.block_on(storm.rage(number(tasks), number(cycles)))
+                self.runtime.block_on(storm.run(number(tasks), number(cycles)))
             }
             _ => "error no such command".into(),
         })
@@ -486,7 +486,7 @@ impl Storm {
         })
     }
 
-    async fn rage(self: Arc<Self>, tasks: usize, cycles: usize) -> String {
+    async fn run(self: Arc<Self>, tasks: usize, cycles: usize) -> String {
         let mut all = JoinSet::new();
         for _ in 0..tasks {
             let storm = Arc::clone(&self);

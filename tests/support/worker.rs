@@ -45,7 +45,7 @@ impl Worker {
     }
 
     /// Waits for the next answer. `None`: the process is dead.
-    pub async fn last_words(&mut self) -> Option<String> {
+    pub async fn next_answer(&mut self) -> Option<String> {
         soon("an answer of the worker", self.answers.next_line()).await.expect("the worker can be read")
     }
 

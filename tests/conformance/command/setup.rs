@@ -487,10 +487,10 @@ async fn works_for_four_at_once(db: &Fresh) {
 async fn application_transaction_does_not_block_a_run() {
     let db = empty().await;
     let pool = db.pool_of(1).await;
-    pool.execute("CREATE TABLE business (id INT PRIMARY KEY)").await.expect("a table");
+    pool.execute("CREATE TABLE app (id INT PRIMARY KEY)").await.expect("a table");
     let begin = if DATABASE == Database::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" };
     let mut migration = pool.begin_with(begin).await.expect("begin");
-    migration.execute("INSERT INTO business VALUES (1)").await.expect("insert");
+    migration.execute("INSERT INTO app VALUES (1)").await.expect("insert");
     // Longer than the TTL, so it must be renewed.
     let ended = run(&db, &["run", "--ttl", "8s", "--kill-after", "0", "job", "--", "sleep", "9"]).await.expect(0);
     assert_eq!(ended.stderr, "");
@@ -501,7 +501,7 @@ async fn application_transaction_does_not_block_a_run() {
 async fn sqlite_leases_live_in_a_sidecar_file() {
     let db = empty().await;
     let pool = db.pool_of(1).await;
-    pool.execute("CREATE TABLE business (id INT PRIMARY KEY)").await.expect("a table");
+    pool.execute("CREATE TABLE app (id INT PRIMARY KEY)").await.expect("a table");
     pool.close().await;
     let file = db.url.strip_prefix("sqlite://").map(|rest| rest.trim_end_matches("?mode=rwc"));
     let before = file.map(contents);

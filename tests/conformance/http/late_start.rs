@@ -13,8 +13,8 @@ async fn refused_request_stays_unknown_despite_late_start() {
     if DATABASE == Database::Sqlite {
         return; // There is no network between.
     }
-    let books = books().await;
-    let (proxy, url) = behind_a_reading_proxy(&books.db.url);
+    let counters = counters().await;
+    let (proxy, url) = behind_a_reading_proxy(&counters.db.url);
     let pool = connect(&url, 2).await;
     let server = Server::with(builder(pool.clone()).build(), pool, usual).await;
     let held = proxy.hold_request_with(KEY);

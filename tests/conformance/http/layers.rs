@@ -8,8 +8,8 @@ use super::*;
 
 /// The four positions of a layer: around the handlers in a transaction and under a lease, outside
 /// and inside.
-async fn sandwiched(books: &Books, add: impl Fn(Router<AppState>) -> Router<AppState>) -> Server {
-    let (locks, pool) = (books.db.locks().await, books.db.pool().await);
+async fn sandwiched(counters: &Counters, add: impl Fn(Router<AppState>) -> Router<AppState>) -> Server {
+    let (locks, pool) = (counters.db.locks().await, counters.db.pool().await);
     let plain = || Router::new().route("/charge/{what}", post(charge)).route("/provider/{what}", post(provider));
     let leased = || Router::new().route("/layered/{what}", post(layered));
     Server::routed(locks, pool, |payments| {
@@ -25,9 +25,9 @@ const GZIP: (&str, &str) = ("Accept-Encoding", "gzip");
 
 #[tokio::test]
 async fn compressed_answers_are_stored_and_replayed() {
-    let books = books().await;
+    let counters = counters().await;
     let compress = |router: Router<AppState>| router.layer(CompressionLayer::new().compress_when(SizeAbove::new(0)));
-    let server = sandwiched(&books, compress).await;
+    let server = sandwiched(&counters, compress).await;
     for place in ["/outside", "/inside"] {
         for mode in ["charge", "provider", "layered"] {
             let path = format!("{place}/{mode}/large");
@@ -48,8 +48,8 @@ async fn compressed_answers_are_stored_and_replayed() {
 }
 
 /// The answer to a request in time, from a process that waits for its handlers.
-async fn next_answer(books: &Books, path: &str) -> (u16, bool, u32) {
-    let patient = sandwiched(books, |router| router).await;
+async fn next_answer(counters: &Counters, path: &str) -> (u16, bool, u32) {
+    let patient = sandwiched(counters, |router| router).await;
     patient.state.go_on.notify_one();
     let answer = soon("the next one", until_not_in_progress(&patient, path, path)).await;
     (answer.status, answer.is_replay(), patient.begun())
@@ -61,27 +61,27 @@ fn limit(router: Router<AppState>) -> Router<AppState> {
 
 #[tokio::test]
 async fn timeout_outside_leaves_the_key_to_the_next() {
-    let books = books().await;
+    let counters = counters().await;
     for path in ["/outside/charge/wait", "/outside/provider/wait", "/outside/layered/wait"] {
-        let server = sandwiched(&books, limit).await;
+        let server = sandwiched(&counters, limit).await;
         assert_eq!(server.post(path, path).await.status, 408, "{path}");
-        assert_eq!(next_answer(&books, path).await, (200, false, 1), "{path}");
+        assert_eq!(next_answer(&counters, path).await, (200, false, 1), "{path}");
     }
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 #[tokio::test]
 async fn timeout_inside_is_unknown_to_a_leased_layer() {
-    let books = books().await;
+    let counters = counters().await;
     // The handler is dropped, with its transaction or its attempt.
     for path in ["/inside/charge/wait", "/inside/provider/wait"] {
-        let server = sandwiched(&books, limit).await;
+        let server = sandwiched(&counters, limit).await;
         assert_eq!(server.post(path, path).await.status, 408, "{path}");
-        assert_eq!(next_answer(&books, path).await, (200, false, 1), "{path}");
+        assert_eq!(next_answer(&counters, path).await, (200, false, 1), "{path}");
     }
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
     // The layer sees the status alone, and the provider may have charged.
-    let server = sandwiched(&books, limit).await;
+    let server = sandwiched(&counters, limit).await;
     assert_eq!(server.post("/inside/layered/wait", "a").await.status, 408);
     server.post("/inside/layered/wait", "a").await.is(409, "outcome-unknown");
 }

@@ -5,7 +5,7 @@ use super::*;
 
 const KEY: (&str, &str) = ("X-User", "alice");
 
-async fn stripe() -> (Books, Server) {
+async fn stripe() -> (Counters, Server) {
     shop_with(|payments| IdempotencyLayer::stripe_v1(payments, user).response_limit(1000)).await
 }
 
@@ -28,11 +28,11 @@ async fn draft_key_is_a_string_item() {
 
 #[tokio::test]
 async fn draft_key_expires_as_published() {
-    let (books, server) = shop_with(|payments| usual(payments.retention(Duration::from_secs(3600)))).await;
+    let (counters, server) = shop_with(|payments| usual(payments.retention(Duration::from_secs(3600)))).await;
     assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
     let record = server.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
     assert_eq!((record.expires_at - record.created_at).num_minutes(), 60);
-    run(&books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     assert!(!server.post("/charge/receipt", "a").await.is_replay());
 }
 
@@ -46,7 +46,7 @@ async fn draft_fingerprint_is_compared() {
 
 #[tokio::test]
 async fn draft_completed_request_is_replayed() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     let first = server.post("/charge/receipt", "a").await;
     let again = server.post("/charge/receipt", "a").await;
     assert_eq!(
@@ -54,7 +54,7 @@ async fn draft_completed_request_is_replayed() {
         first.replayed_parts(&["content-type", "location"])
     );
     assert!(again.is_replay());
-    assert_eq!(books.value(1).await, 1);
+    assert_eq!(counters.value(1).await, 1);
 }
 
 /// Not met: the draft replays errors as well. Here an error means that nothing took effect.
@@ -85,12 +85,12 @@ async fn draft_missing_key_is_a_bad_request() {
 
 #[tokio::test]
 async fn draft_key_counts_with_its_client() {
-    let (books, server) = shop().await;
+    let (counters, server) = shop().await;
     for user in ["alice", "bob"] {
         assert!(!server.post_as(user, "/charge/receipt", "a", "500").await.is_replay(), "{user}");
     }
     server.send("POST", "/charge/receipt", &[("Idempotency-Key", "a")], "500").await.is(401, "principal-missing");
-    assert_eq!(books.value(1).await, 2);
+    assert_eq!(counters.value(1).await, 2);
 }
 
 #[tokio::test]
@@ -113,12 +113,12 @@ async fn stripe_keys_have_up_to_255_characters() {
 
 #[tokio::test]
 async fn stripe_keys_are_kept_for_a_day() {
-    let (books, server) =
+    let (counters, server) =
         shop_with(|payments| IdempotencyLayer::stripe_v1(payments.retention(Duration::from_secs(1)), user)).await;
     assert_eq!(server.post("/charge/receipt", "a").await.status, 201);
     let record = server.payments.inspect(&alice("a")).await.expect("inspect").expect("a record");
     assert_eq!((record.expires_at - record.created_at).num_hours(), 24);
-    run(&books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     assert!(!server.post("/charge/receipt", "a").await.is_replay(), "a reused key is new after that");
 }
 

@@ -48,7 +48,7 @@ async fn dead_attempt_is_continued_with_its_steps() {
     second.complete(&charged).await.expect("complete");
     drop(second);
     // A reused key begins without steps. The provider's key is the same.
-    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     let third = attempt(soon("the lease", other.attempt(&alice("a"), &request())).await).await;
     assert_eq!(third.number(), 1);
     assert_eq!(third.recall::<String>("charge").await.expect("recall"), None);
@@ -56,7 +56,7 @@ async fn dead_attempt_is_continued_with_its_steps() {
     third.forget().await.expect("forget");
     assert_eq!(state(&app, "a").await, None);
     let steps: i64 =
-        sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&app.books.pool).await.expect("count");
+        sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&app.counters.pool).await.expect("count");
     assert_eq!(steps, 0);
 }
 
@@ -104,18 +104,18 @@ async fn stored_result_stays_when_an_attempt_completes_again() {
 async fn steps_without_record_are_purged_in_batches() {
     let app = app().await;
     let count = async || -> i64 {
-        sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&app.books.pool).await.expect("count")
+        sqlx::query_scalar("SELECT count(*) FROM sqlock_idem_step").fetch_one(&app.counters.pool).await.expect("count")
     };
     let live = attempt(app.payments.attempt(&alice("a"), &request()).await).await;
     live.step("charge", async || Ok::<_, Error>(1)).await.expect("step");
     run(
-        &app.books.pool,
+        &app.counters.pool,
         "INSERT INTO sqlock_idem_step (id, begun, step, result) SELECT id, begun - 1, step, result FROM sqlock_idem_step",
     )
     .await;
     let steps: Vec<String> = (0..1200).map(|i| format!("('{i:064x}', 1, 'charge', '1')")).collect();
     let insert = format!("INSERT INTO sqlock_idem_step (id, begun, step, result) VALUES {}", steps.join(", "));
-    sqlx::query(AssertSqlSafe(insert)).execute(&app.books.pool).await.expect("insert");
+    sqlx::query(AssertSqlSafe(insert)).execute(&app.counters.pool).await.expect("insert");
     assert_eq!(count().await, 1202);
     // A purge looks at a part of the table.
     assert_eq!(app.payments.purge().await.expect("purge"), 0);
@@ -220,7 +220,7 @@ async fn result_is_kept_from_when_it_is_there() {
     let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
     let failed = app.payments.run_leased(&alice("a"), &request(), fail).await;
     assert!(matches!(failed, Err(AppError::Declined)));
-    run(&app.books.pool, "UPDATE sqlock_idem SET created_at = 1, expires_at = 2").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET created_at = 1, expires_at = 2").await;
     let resumed = app.payments.resume(async |_: &Attempt| Ok::<_, AppError>(7)).await.expect("resume");
     assert_eq!(resumed.done, 1);
     app.locks.sweeper().sweep().await.expect("sweep");
@@ -307,7 +307,7 @@ async fn completed_result_counts_once_committed() {
 #[tokio::test]
 async fn result_refused_by_the_database_is_unknown() {
     let app = app().await;
-    refuse_results(&app.books.pool).await;
+    refuse_results(&app.counters.pool).await;
     let begun = AtomicU32::new(0);
     for key in ["returned", "passed on", "ignored"] {
         let (name, asked) = (alice(key), request());
@@ -336,7 +336,7 @@ async fn result_refused_by_the_database_is_unknown() {
 async fn unreadable_result_is_not_stored() {
     let app = app().await;
     let (name, asked) = (alice("a"), request());
-    let nan = app.payments.run(&app.books.pool, &name, &asked, async |tx| {
+    let nan = app.payments.run(&app.counters.pool, &name, &asked, async |tx| {
         effect(tx).await?;
         Ok::<_, AppError>(f64::NAN)
     });
@@ -353,7 +353,7 @@ async fn retention_and_ttl_out_of_range_are_refused() {
     let app = app().await;
     for time in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
         let odd = app.payments.clone().retention(time);
-        let error = odd.run(&app.books.pool, &alice("a"), &request(), effect).await.expect_err("out of range");
+        let error = odd.run(&app.counters.pool, &alice("a"), &request(), effect).await.expect_err("out of range");
         assert!(matches!(error, AppError::Lock(Error::OutOfRange { .. })), "{error:?}");
         assert!(matches!(odd.attempt(&alice("a"), &request()).await, Err(Error::OutOfRange { .. })));
         assert!(matches!(app.payments.issue("alice", time).await, Err(Error::OutOfRange { .. })));
@@ -372,7 +372,7 @@ async fn contended_issued_token_is_never_a_mismatch() {
     for _ in 0..TOKENS {
         let token = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
         for i in 0..6 {
-            let (payments, pool) = (app.other().await.wait(SOON), app.books.pool.clone());
+            let (payments, pool) = (app.other().await.wait(SOON), app.counters.pool.clone());
             let key = IdempotencyKey::issued("alice", token.as_str());
             tasks.spawn(async move {
                 let work = async |tx: &mut Tx<'_>| {
@@ -406,7 +406,7 @@ async fn forgotten_attempt_leaves_issued_token_valid() {
     let late = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
     let key = IdempotencyKey::issued("alice", late.as_str());
     let first = attempt(app.payments.attempt(&key, &request()).await).await;
-    run(&app.books.pool, "UPDATE sqlock_idem SET issued_until = 1").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET issued_until = 1").await;
     first.forget().await.expect("forget");
     assert!(matches!(app.payments.attempt(&key, &request()).await.expect("attempt"), Outcome::Expired));
 }

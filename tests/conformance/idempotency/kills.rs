@@ -4,16 +4,16 @@ use super::*;
 
 /// Creates tables of the application that do not prevent a doubled effect.
 async fn ledger() -> App {
-    let books = books_in(fresh().await).await;
-    run(&books.pool, "CREATE TABLE charge (request_key VARCHAR(64) NOT NULL, receipt VARCHAR(64) NOT NULL)").await;
-    app_in(books).await
+    let counters = counters_in(fresh().await).await;
+    run(&counters.pool, "CREATE TABLE charge (request_key VARCHAR(64) NOT NULL, receipt VARCHAR(64) NOT NULL)").await;
+    app_in(counters).await
 }
 
 impl App {
     /// The receipts of each key.
     async fn charges(&self) -> BTreeMap<String, Vec<String>> {
         let rows: Vec<(String, String)> = sqlx::query_as("SELECT request_key, receipt FROM charge")
-            .fetch_all(&self.books.pool)
+            .fetch_all(&self.counters.pool)
             .await
             .expect("charges");
         let mut charges: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -37,8 +37,10 @@ async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
     while !open.is_empty() {
         assert!(tokio::time::Instant::now() < deadline, "{} requests are not answered; {kills} kills", open.len());
         // Two servers, so that duplicates meet in different processes as well.
-        let mut servers =
-            [Worker::payment_server(&app.books.db.url, provider), Worker::payment_server(&app.books.db.url, provider)];
+        let mut servers = [
+            Worker::payment_server(&app.counters.db.url, provider),
+            Worker::payment_server(&app.counters.db.url, provider),
+        ];
         for request in &open {
             // First all keys once, then all of them again.
             servers[request % 2].tell(&format!("{request} {mode} {}", request / DUPLICATES));
@@ -47,7 +49,7 @@ async fn storm_of_kills(mode: &str, provider: Option<&str>) -> (App, u32) {
         let patience = Duration::from_millis(60 + u64::from(kills * kills) * 2);
         let until = tokio::time::Instant::now() + patience.min(SOON);
         for server in &mut servers {
-            while let Ok(Some(answer)) = tokio::time::timeout_at(until, server.last_words()).await {
+            while let Ok(Some(answer)) = tokio::time::timeout_at(until, server.next_answer()).await {
                 let (request, reply) = answer.split_once(' ').expect("an answer to a request");
                 let request: usize = request.parse().expect("a number");
                 match reply.split_once(' ') {
@@ -96,7 +98,7 @@ async fn killed_servers_charge_each_key_once() {
 async fn charge_without_record_is_found_by_repetition() {
     let app = ledger().await;
     let (mut provider, port) = Worker::provider().await;
-    let mut server = Worker::payment_server(&app.books.db.url, Some(&port));
+    let mut server = Worker::payment_server(&app.counters.db.url, Some(&port));
     assert_eq!(provider.ask("hold").await, "held");
     server.tell("1 leased a");
     soon("the charge", async {
@@ -109,7 +111,7 @@ async fn charge_without_record_is_found_by_repetition() {
     assert_eq!(provider.ask("go").await, "gone");
     assert_eq!(state(&app, "a").await, Some(("started", 1)));
     assert!(app.charges().await.is_empty());
-    let mut server = Worker::payment_server(&app.books.db.url, Some(&port));
+    let mut server = Worker::payment_server(&app.counters.db.url, Some(&port));
     soon("the resumption", async {
         // Its lease has to run out.
         while server.ask("2 resume").await != "2 resumed 1 0" {

@@ -19,7 +19,7 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
         [("a", "unknown")]
     );
     // An unknown outcome does not expire.
-    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     app.locks.sweeper().sweep().await.expect("sweep");
     assert_eq!(state(&app, "a").await, Some(("unknown", 1)));
     let resumed = app.payments.resume(async |_: &Attempt| Err::<i64, _>(AppError::Declined)).await.expect("resume");
@@ -92,7 +92,7 @@ async fn unknown_outcome_is_resolved_by_its_token() {
     }
 }
 
-/// The provider's books show the charge of a process that has died.
+/// The provider's counters show the charge of a process that has died.
 #[tokio::test]
 async fn dead_attempt_is_resolved_by_its_token() {
     let app = app().await;
@@ -125,7 +125,7 @@ async fn resolution_whose_reply_was_lost_is_recorded_once() {
     }
     let app = app().await;
     let token = app.unknown(&alice("a")).await;
-    let (proxy, url) = behind_a_reading_proxy(&app.books.db.url);
+    let (proxy, url) = behind_a_reading_proxy(&app.counters.db.url);
     let locks = builder(connect(&url, 2).await).build();
     let far = Idempotency::new(&locks).namespace("payments");
     let key = alice("a");
@@ -141,7 +141,7 @@ async fn resolution_whose_reply_was_lost_is_recorded_once() {
 async fn unrecorded_resolution_changes_no_record() {
     let app = app().await;
     let token = app.unknown(&alice("a")).await;
-    run(&app.books.pool, "ALTER TABLE sqlock_idem_resolution RENAME TO elsewhere").await;
+    run(&app.counters.pool, "ALTER TABLE sqlock_idem_resolution RENAME TO elsewhere").await;
     for resolution in [Resolution::failed(), Resolution::done(&7).expect("JSON")] {
         let resolved = app.payments.resolve(&alice("a"), token, resolution.by("ann")).await;
         assert!(resolved.is_err(), "{resolved:?}");
@@ -158,7 +158,7 @@ async fn token_forgotten_after_lost_reply_is_reported() {
     let issued = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
     let key = IdempotencyKey::issued("alice", issued.as_str());
     let token = app.unknown(&key).await;
-    let (proxy, url) = behind_a_reading_proxy(&app.books.db.url);
+    let (proxy, url) = behind_a_reading_proxy(&app.counters.db.url);
     let locks = builder(connect(&url, 2).await).build();
     let far = Idempotency::new(&locks).namespace("payments");
     proxy.cut_reply_to("UPDATE sqlock_idem SET state = 'issued'");
@@ -224,7 +224,7 @@ async fn resume_skips_young_and_exhausted_requests() {
     for key in ["old", "young"] {
         app.unknown(&alice(key)).await;
     }
-    run(&app.books.pool, "UPDATE sqlock_idem SET created_at = 1 WHERE request_key = 'old'").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET created_at = 1 WHERE request_key = 'old'").await;
     let policy = ResumePolicy::new().min_age(Duration::from_secs(3600)).max_attempts(3);
     let payments = app.payments.clone().resume_policy(policy);
     let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
@@ -251,7 +251,7 @@ async fn fill(app: &App, state: &str, count: usize) {
             "INSERT INTO sqlock_idem (id, namespace, principal, request_key, fingerprint, state, token, attempts,
                                       permanent, issued_until, created_at, expires_at) VALUES {rows}"
         );
-        sqlx::raw_sql(AssertSqlSafe(insert)).execute(&app.books.pool).await.expect("insert");
+        sqlx::raw_sql(AssertSqlSafe(insert)).execute(&app.counters.pool).await.expect("insert");
     }
 }
 
@@ -274,7 +274,7 @@ async fn unfinished_records_are_listed_in_pages() {
         Database::Sqlite => "EXPLAIN QUERY PLAN",
         Database::MySql | Database::MariaDb => "EXPLAIN FORMAT=JSON",
     };
-    run(&app.books.pool, if DATABASE.is_mysql() { "ANALYZE TABLE sqlock_idem" } else { "ANALYZE" }).await;
+    run(&app.counters.pool, if DATABASE.is_mysql() { "ANALYZE TABLE sqlock_idem" } else { "ANALYZE" }).await;
     for state in ["unknown", "done"] {
         // As src/backend/records/list.rs makes it.
         let sql = format!(
@@ -282,7 +282,7 @@ async fn unfinished_records_are_listed_in_pages() {
                AND (created_at > 1700000000000500 OR id > 'a') AND namespace = 'payments' AND attempts >= 5
              ORDER BY created_at, id LIMIT 100"
         );
-        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&app.books.pool).await.expect("a plan");
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&app.counters.pool).await.expect("a plan");
         let column = if DATABASE == Database::Sqlite { 3 } else { 0 };
         let plan: String = rows.iter().map(|row| row.get::<String, _>(column)).collect();
         assert!(plan.contains("sqlock_idem_by_state"), "{plan}");

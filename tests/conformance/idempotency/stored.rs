@@ -23,7 +23,7 @@ fn charge() -> Charge {
 /// Reads a column of a record from the table.
 async fn column(app: &App, column: &str) -> Option<Vec<u8>> {
     let sql = sqlx::AssertSqlSafe(format!("SELECT {column} FROM sqlock_idem"));
-    sqlx::query_scalar(sql).fetch_one(&app.books.pool).await.expect("one record")
+    sqlx::query_scalar(sql).fetch_one(&app.counters.pool).await.expect("one record")
 }
 
 /// Makes an attempt, and releases its lease.
@@ -115,7 +115,7 @@ async fn request_in_one_transaction_is_not_stored() {
     assert_eq!(answer, Outcome::New(1));
     assert_eq!(column(&app, "request").await, None);
     // After its retention the key is used anew, under a lease.
-    run(&app.books.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
     begin(&app.payments, &app, "a", &request().with_request("card 4343")).await;
     assert_eq!(column(&app, "request").await.map(|bytes| bytes[1..].to_vec()), Some(b"card 4343".to_vec()));
 }
@@ -126,7 +126,7 @@ async fn request_over_the_limit_is_refused_unclaimed() {
     let payments = app.payments.clone().request_limit(3);
     let refused = payments.attempt(&alice("a"), &request().with_request("1234")).await;
     assert!(matches!(refused, Err(Error::RequestTooLarge { bytes: 4, limit: 3 })), "{refused:?}");
-    let refused = payments.run(&app.books.pool, &alice("a"), &request().with_request("1234"), effect).await;
+    let refused = payments.run(&app.counters.pool, &alice("a"), &request().with_request("1234"), effect).await;
     assert!(refused.is_err());
     assert_eq!(state(&app, "a").await, None);
     begin(&payments, &app, "a", &request().with_request("123")).await;
@@ -162,7 +162,7 @@ async fn columns(app: &App) -> Vec<Vec<u8>> {
     let sql = "SELECT result FROM sqlock_idem WHERE result IS NOT NULL
                UNION ALL SELECT request FROM sqlock_idem WHERE request IS NOT NULL
                UNION ALL SELECT result FROM sqlock_idem_step";
-    sqlx::query_scalar(sql).fetch_all(&app.books.pool).await.expect("columns")
+    sqlx::query_scalar(sql).fetch_all(&app.counters.pool).await.expect("columns")
 }
 
 #[tokio::test]
@@ -171,7 +171,7 @@ async fn sealed_contents_are_replayed_and_not_readable() {
     let payments = sealed(&app.payments, 7);
     let receipt = async |tx: &mut Tx<'_>| effect(tx).await.map(|count| format!("receipt {count}"));
     for is_replay in [false, true] {
-        let answer = payments.run(&app.books.pool, &alice("a"), &request(), receipt).await.expect("run");
+        let answer = payments.run(&app.counters.pool, &alice("a"), &request(), receipt).await.expect("run");
         assert_eq!((answer.is_replay(), answer.into_value().as_deref()), (is_replay, Some("receipt 1")));
     }
     let stored = request().with_request("receipt for a card");
@@ -227,7 +227,7 @@ async fn result_that_cannot_be_opened_runs_nothing() {
     app.locks.lease(lease.as_str()).wait(SOON).acquire().await.expect("acquire").release().await.expect("release");
     let never = async |_: &Attempt| -> Result<i64, AppError> { panic!("it must not run") };
     for by in [app.payments.clone(), sealed(&app.other().await, 8)] {
-        let answer = by.run(&app.books.pool, &alice("a"), &request(), effect).await;
+        let answer = by.run(&app.counters.pool, &alice("a"), &request(), effect).await;
         assert!(matches!(&answer, Err(AppError::Lock(Error::Sealed { .. }))), "{answer:?}");
         let mut tx = app.begin().await;
         is_sealed(by.begin(&mut tx, &alice("a"), &request()).await);
@@ -247,12 +247,12 @@ async fn result_that_cannot_be_opened_runs_nothing() {
     // Content stored under another key cannot be opened.
     assert_eq!(app.charge_by(&payments, &alice("c"), &request()).await, Outcome::New(2));
     let theirs: Vec<u8> = sqlx::query_scalar("SELECT result FROM sqlock_idem WHERE request_key = 'a'")
-        .fetch_one(&app.books.pool)
+        .fetch_one(&app.counters.pool)
         .await
         .expect("a result");
     let swap = if DATABASE == Database::Postgres { "$1" } else { "?" };
     let swap = format!("UPDATE sqlock_idem SET result = {swap} WHERE request_key = 'c'");
-    sqlx::query(sqlx::AssertSqlSafe(swap)).bind(theirs).execute(&app.books.pool).await.expect("swap");
+    sqlx::query(sqlx::AssertSqlSafe(swap)).bind(theirs).execute(&app.counters.pool).await.expect("swap");
     is_sealed(payments.attempt(&alice("c"), &request()).await);
 }
 
@@ -260,7 +260,7 @@ async fn result_that_cannot_be_opened_runs_nothing() {
 async fn result_that_cannot_be_sealed_is_not_stored() {
     let app = app().await;
     let broken = app.payments.clone().seal(|_, _| Err("no key"), |_, _| Err("no key"));
-    let answer = broken.run(&app.books.pool, &alice("a"), &request(), effect).await;
+    let answer = broken.run(&app.counters.pool, &alice("a"), &request(), effect).await;
     let Err(AppError::Lock(error)) = answer else { panic!("it cannot be sealed: {answer:?}") };
     assert_eq!(error.report().to_string(), "cannot seal the stored result: no key");
     assert_eq!((app.effects().await, state(&app, "a").await), (0, None), "nothing took effect");

@@ -51,38 +51,38 @@ impl Numeric for sqlx::Sqlite {
 
 /// Makes a table with these keys, and asserts that each locks its own row.
 async fn assert_each_locks_its_row<K: Key<Sql>>(r#type: &str, keys: [K; 4]) {
-    let books = books().await;
+    let counters = counters().await;
     let create = format!("CREATE TABLE thing (id {}, place BIGINT NOT NULL)", r#type);
-    sqlx::query(AssertSqlSafe(create)).execute(&books.pool).await.expect("a table");
+    sqlx::query(AssertSqlSafe(create)).execute(&counters.pool).await.expect("a table");
     let insert = if DATABASE == Database::Postgres { "VALUES ($1, $2)" } else { "VALUES (?, ?)" };
     for (place, key) in (0_i64..).zip(&keys) {
         let insert = AssertSqlSafe(format!("INSERT INTO thing (id, place) {insert}"));
-        sqlx::query(insert).bind(key.clone()).bind(place).execute(&books.pool).await.expect("a row");
+        sqlx::query(insert).bind(key.clone()).bind(place).execute(&counters.pool).await.expect("a row");
     }
-    assert_keys_lock(&books, keys).await;
+    assert_keys_lock(&counters, keys).await;
 }
 
 /// Asserts that the first key locks the first row alone, and the last three the others.
-async fn assert_keys_lock<K: Key<Sql>>(books: &Books, keys: [K; 4]) {
-    let locks = books.db.locks().await;
+async fn assert_keys_lock<K: Key<Sql>>(counters: &Counters, keys: [K; 4]) {
+    let locks = counters.db.locks().await;
     let [first, others @ ..] = keys;
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     locks.row_of("thing", "id", first.clone()).lock(&mut tx).await.unwrap_or_else(|e| panic!("{first:?}: {e}"));
-    assert_free(books, &[1, 2, 3]).await;
+    assert_free(counters, &[1, 2, 3]).await;
     tx.rollback().await.expect("rollback");
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     let found = locks.rows_of("thing", "id", others.clone()).lock(&mut tx).await;
     assert_eq!(found.unwrap_or_else(|e| panic!("{others:?}: {e}")).len(), 3);
-    assert_free(books, &[0]).await;
+    assert_free(counters, &[0]).await;
     tx.rollback().await.expect("rollback");
 }
 
 /// Asserts which rows another session could lock, by their index. SQLite has no row locks.
-async fn assert_free(books: &Books, expected: &[i64]) {
+async fn assert_free(counters: &Counters, expected: &[i64]) {
     if DATABASE == Database::Sqlite {
-        return assert!(!Rival::on(books).await.gets_the_file().await);
+        return assert!(!Rival::on(counters).await.gets_the_file().await);
     }
-    let mut other = books.pool.begin().await.expect("begin");
+    let mut other = counters.pool.begin().await.expect("begin");
     let rows = other.fetch_all("SELECT place FROM thing FOR UPDATE SKIP LOCKED").await.expect("rows");
     other.rollback().await.expect("rollback");
     let mut places: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
@@ -136,12 +136,12 @@ async fn text_key_locks_what_its_collation_means() {
     };
     assert_each_locks_its_row(exact, ["a", "A", "\u{e4}", "b "].map(str::to_owned)).await;
 
-    let books = books().await;
+    let counters = counters().await;
     let folding = match DATABASE {
         Database::Postgres => {
             let folding =
                 "CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)";
-            run(&books.pool, folding).await;
+            run(&counters.pool, folding).await;
             "CREATE TABLE thing (id TEXT COLLATE folding PRIMARY KEY, place BIGINT NOT NULL)"
         }
         Database::Sqlite => "CREATE TABLE thing (id TEXT COLLATE NOCASE PRIMARY KEY, place BIGINT NOT NULL)",
@@ -150,30 +150,31 @@ async fn text_key_locks_what_its_collation_means() {
                                  place BIGINT NOT NULL)"
         }
     };
-    run(&books.pool, folding).await;
-    run(&books.pool, "INSERT INTO thing VALUES ('alice', 0), ('Bob', 1), ('carol', 2), ('DAVE', 3)").await;
-    assert_keys_lock(&books, ["ALICE", "dave", "BOB", "Carol"].map(str::to_owned)).await;
+    run(&counters.pool, folding).await;
+    run(&counters.pool, "INSERT INTO thing VALUES ('alice', 0), ('Bob', 1), ('carol', 2), ('DAVE', 3)").await;
+    assert_keys_lock(&counters, ["ALICE", "dave", "BOB", "Carol"].map(str::to_owned)).await;
 }
 
 /// A unique index on all columns of a key, and on no others, leads to one row.
 #[tokio::test]
 async fn composite_key_locks_its_row() {
-    let books = books().await;
-    run(&books.pool, "CREATE TABLE thing (id BIGINT NOT NULL, name VARCHAR(20) NOT NULL, day BIGINT NOT NULL, place BIGINT PRIMARY KEY)")
+    let counters = counters().await;
+    run(&counters.pool, "CREATE TABLE thing (id BIGINT NOT NULL, name VARCHAR(20) NOT NULL, day BIGINT NOT NULL, place BIGINT PRIMARY KEY)")
         .await;
-    run(&books.pool, "CREATE UNIQUE INDEX thing_name ON thing (name, id)").await;
-    run(&books.pool, "CREATE UNIQUE INDEX thing_day ON thing (id, name, day)").await;
-    run(&books.pool, "INSERT INTO thing VALUES (1, 'a', 5, 0), (1, 'b', 5, 1), (2, 'a', 5, 2), (2, 'b', 5, 3)").await;
-    let locks = books.db.locks().await;
-    let mut tx = begin(&books.pool).await;
+    run(&counters.pool, "CREATE UNIQUE INDEX thing_name ON thing (name, id)").await;
+    run(&counters.pool, "CREATE UNIQUE INDEX thing_day ON thing (id, name, day)").await;
+    run(&counters.pool, "INSERT INTO thing VALUES (1, 'a', 5, 0), (1, 'b', 5, 1), (2, 'a', 5, 2), (2, 'b', 5, 3)")
+        .await;
+    let locks = counters.db.locks().await;
+    let mut tx = begin(&counters.pool).await;
     locks.row_of("thing", ("id", "name"), (2_i64, "a".to_owned())).lock(&mut tx).await.expect("lock");
-    assert_free(&books, &[0, 1, 3]).await;
+    assert_free(&counters, &[0, 1, 3]).await;
     locks.row_of("thing", ("name", "id"), ("b", 1_i32)).lock(&mut tx).await.expect("in any order, of any width");
-    assert_free(&books, &[0, 3]).await;
+    assert_free(&counters, &[0, 3]).await;
     locks.row_of("thing", ("id", "name", "day"), (2_i64, "b", 5_i64)).lock(&mut tx).await.expect("three columns");
-    assert_free(&books, &[0]).await;
+    assert_free(&counters, &[0]).await;
     if DATABASE != Database::Sqlite {
-        let mut rival = begin(&books.pool).await;
+        let mut rival = begin(&counters.pool).await;
         let mut is_free = async |id: i64, name: &'static str| {
             locks.row_of("thing", ("id", "name"), (id, name)).try_lock(&mut rival).await.expect("try")
         };

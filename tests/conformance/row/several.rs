@@ -4,15 +4,15 @@ use super::*;
 
 #[tokio::test]
 async fn skip_locked_workers_share_a_queue() {
-    let books = books().await;
-    run(&books.pool, "CREATE TABLE job (id BIGINT PRIMARY KEY, tenant BIGINT NOT NULL, done BIGINT NOT NULL)").await;
+    let counters = counters().await;
+    run(&counters.pool, "CREATE TABLE job (id BIGINT PRIMARY KEY, tenant BIGINT NOT NULL, done BIGINT NOT NULL)").await;
     for id in 0..60 {
         let sql = format!("INSERT INTO job VALUES ({id}, {}, 0)", id % 2);
-        sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("a job");
+        sqlx::query(AssertSqlSafe(sql)).execute(&counters.pool).await.expect("a job");
     }
     let mut workers = JoinSet::new();
     for _ in 0..4 {
-        let (pool, locks) = (books.at(levels()[1]).await, books.db.locks().await);
+        let (pool, locks) = (counters.at(levels()[1]).await, counters.db.locks().await);
         workers.spawn(async move {
             let mut most = 0;
             loop {
@@ -39,7 +39,7 @@ async fn skip_locked_workers_share_a_queue() {
     let most = soon("all jobs", workers.join_all()).await;
     assert_eq!(most.into_iter().max(), Some(3), "the limit");
     let rows = sqlx::query("SELECT tenant, done, COUNT(*) FROM job GROUP BY tenant, done ORDER BY tenant")
-        .fetch_all(&books.pool)
+        .fetch_all(&counters.pool)
         .await
         .expect("counts");
     let counts: Vec<(i64, i64, i64)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
@@ -48,9 +48,9 @@ async fn skip_locked_workers_share_a_queue() {
 
 #[tokio::test]
 async fn limit_counts_rows_that_are_not_locked() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let mut holder = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let mut holder = begin(&counters.pool).await;
     ours.row_of("counter", "id", 1_i64).lock(&mut holder).await.expect("lock");
     if DATABASE == Database::Sqlite {
         let two: Vec<i64> =
@@ -58,7 +58,7 @@ async fn limit_counts_rows_that_are_not_locked() {
         assert_eq!(two, [1], "nobody else has any, and the limit counts in order");
         return;
     }
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     let free = theirs.rows_of("counter", "id", [1_i64, 2]).skip_locked().limit(1).lock(&mut tx).await.expect("lock");
     assert_eq!(free, [2]);
     let none: Vec<i64> =
@@ -68,9 +68,9 @@ async fn limit_counts_rows_that_are_not_locked() {
 
 #[tokio::test]
 async fn shared_row_locks_exclude_exclusive_ones() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
-    let mut first = begin(&books.pool).await;
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
+    let mut first = begin(&counters.pool).await;
     if DATABASE == Database::Sqlite {
         for outcome in [
             ours.row("a").shared().lock(&mut first).await,
@@ -80,7 +80,7 @@ async fn shared_row_locks_exclude_exclusive_ones() {
         }
         return;
     }
-    let mut second = begin(&books.pool).await;
+    let mut second = begin(&counters.pool).await;
     ours.row("a").shared().lock(&mut first).await.expect("lock");
     assert!(theirs.row("a").shared().try_lock(&mut second).await.expect("try"), "shared with the first");
     theirs.row_of("counter", "id", 1_i64).shared().lock(&mut first).await.expect("lock");
@@ -88,7 +88,7 @@ async fn shared_row_locks_exclude_exclusive_ones() {
     soon("a shared lock", shared.lock(&mut second)).await.expect("lock");
     let found = theirs.rows_of("counter", "id", [1_i64]).shared().skip_locked().lock(&mut second).await.expect("lock");
     assert_eq!(found, [1]);
-    let rival = Rival::on(&books).await;
+    let rival = Rival::on(&counters).await;
     assert!(!rival.finds_free("a").await && !rival.finds_free_row(1).await);
     first.commit().await.expect("commit");
     assert!(!rival.finds_free("a").await, "one is left");
@@ -98,9 +98,9 @@ async fn shared_row_locks_exclude_exclusive_ones() {
 
 #[tokio::test]
 async fn condition_ending_in_a_comment_locks() {
-    let books = books().await;
-    let (locks, rival) = (books.db.locks().await, Rival::on(&books).await);
-    let mut tx = begin(&books.pool).await;
+    let counters = counters().await;
+    let (locks, rival) = (counters.db.locks().await, Rival::on(&counters).await);
+    let mut tx = begin(&counters.pool).await;
     let rows = locks.rows_where("counter", "id").limit(1);
     let found: Vec<i32> = rows
         .lock(&mut tx, |sql| {
@@ -115,9 +115,9 @@ async fn condition_ending_in_a_comment_locks() {
 /// `Locks::migrate` would not create it.
 #[tokio::test]
 async fn missing_table_of_the_caller_is_named() {
-    let books = books().await;
-    let locks = books.db.locks().await;
-    let mut tx = begin(&books.pool).await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
+    let mut tx = begin(&counters.pool).await;
     let rows = locks.rows_where("counter", "id");
     let locking = rows.lock::<_, i64>(&mut tx, |sql| {
         sql.push("id IN (SELECT id FROM nowhere)");
@@ -133,12 +133,12 @@ async fn several_row_locks_spare_other_rows() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }
-    let books = books().await;
-    run(&books.pool, "INSERT INTO counter (id, value) VALUES (3, 0), (4, 0)").await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    run(&counters.pool, "INSERT INTO counter (id, value) VALUES (3, 0), (4, 0)").await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
     for level in levels() {
-        let business = books.at(level).await;
-        let (mut first, mut second) = (business.begin().await, business.begin().await);
+        let app = counters.at(level).await;
+        let (mut first, mut second) = (app.begin().await, app.begin().await);
         let found = ours.rows_of("counter", "id", [2_i64, 1, 2]).lock(&mut first).await.expect("lock");
         assert_eq!(found, [1, 2], "{level}");
         let others = theirs.rows_of("counter", "id", [4_i64, 3, 9]).nowait().lock(&mut second).await;
@@ -158,12 +158,12 @@ async fn rows_are_locked_in_collation_order() {
     if !DATABASE.is_mysql() {
         return; // There the statement itself sorts, by the column's collation.
     }
-    let books = books().await;
-    run(&books.pool, "CREATE TABLE user_name (name VARCHAR(20) PRIMARY KEY) DEFAULT CHARACTER SET latin1").await;
-    run(&books.pool, "INSERT INTO user_name VALUES ('a'), ('b'), ('c')").await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    run(&counters.pool, "CREATE TABLE user_name (name VARCHAR(20) PRIMARY KEY) DEFAULT CHARACTER SET latin1").await;
+    run(&counters.pool, "INSERT INTO user_name VALUES ('a'), ('b'), ('c')").await;
+    let locks = counters.db.locks().await;
     let texts = |keys: [&str; 3]| keys.map(str::to_owned);
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     let found = locks.rows_of("user_name", "name", texts(["c", "B", "a"])).lock(&mut tx).await.expect("lock");
     assert_eq!(found, ["a", "B", "c"]);
     // Both name one row, which is returned and counted once.
@@ -171,10 +171,10 @@ async fn rows_are_locked_in_collation_order() {
     assert_eq!(twice.lock(&mut tx).await.expect("lock"), ["A", "b"]);
     tx.rollback().await.expect("rollback");
 
-    let mut holder = begin(&books.pool).await;
+    let mut holder = begin(&counters.pool).await;
     locks.row_of("user_name", "name", "b".to_owned()).lock(&mut holder).await.expect("lock");
     let waiting = tokio::spawn({
-        let (locks, pool) = (locks.clone(), books.pool.clone());
+        let (locks, pool) = (locks.clone(), counters.pool.clone());
         async move {
             let mut tx = begin(&pool).await;
             let locked = locks.rows_of("user_name", "name", texts(["a", "B", "C"])).lock(&mut tx).await;
@@ -184,7 +184,7 @@ async fn rows_are_locked_in_collation_order() {
     });
     // It waits for "b" when it has "a", and not yet "c".
     let is_free = async |name: &str| {
-        let mut tx = begin(&books.pool).await;
+        let mut tx = begin(&counters.pool).await;
         let locked = locks.row_of("user_name", "name", name.to_owned()).try_lock(&mut tx).await.expect("try");
         tx.rollback().await.expect("rollback");
         locked
@@ -208,10 +208,10 @@ async fn more_rows_than_parameters_are_refused_for_good() {
     if DATABASE == Database::Sqlite {
         return;
     }
-    let books = books().await;
-    run(&books.pool, "CREATE TABLE thing (id VARCHAR(20) PRIMARY KEY)").await;
-    let mut tx = begin(&books.pool).await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    run(&counters.pool, "CREATE TABLE thing (id VARCHAR(20) PRIMARY KEY)").await;
+    let mut tx = begin(&counters.pool).await;
+    let locks = counters.db.locks().await;
     let keys = (0..70_000).map(|i| i.to_string());
     let error = locks.rows_of("thing", "id", keys).lock(&mut tx).await.expect_err("too many keys");
     assert!(matches!(error, Error::Unsupported { .. }) && !error.is_retryable(), "{error}");

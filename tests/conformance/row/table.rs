@@ -4,11 +4,11 @@ use super::*;
 
 #[tokio::test]
 async fn row_lock_spares_neighbouring_rows() {
-    let books = books().await;
-    let (ours, rival) = (books.db.locks().await, Rival::on(&books).await);
+    let counters = counters().await;
+    let (ours, rival) = (counters.db.locks().await, Rival::on(&counters).await);
     for level in levels() {
-        let business = books.at(level).await;
-        let mut tx = business.begin().await;
+        let app = counters.at(level).await;
+        let mut tx = app.begin().await;
         ours.row_of("counter", "id", 1_i64).lock(&mut tx).await.expect("lock");
         assert!(!rival.finds_free_row(1).await, "{level}");
         if DATABASE != Database::Sqlite {
@@ -26,14 +26,14 @@ async fn row_lock_spares_neighbouring_rows() {
 
 #[tokio::test]
 async fn column_without_unique_index_is_refused() {
-    let books = books().await;
-    run(&books.pool, "CREATE TABLE seat (id INTEGER PRIMARY KEY, hall INTEGER NOT NULL, place INTEGER NOT NULL, code VARCHAR(20) NOT NULL)").await;
-    run(&books.pool, "CREATE INDEX seat_hall ON seat (hall)").await;
-    run(&books.pool, "CREATE UNIQUE INDEX seat_place ON seat (hall, place)").await;
-    run(&books.pool, "CREATE UNIQUE INDEX seat_code ON seat (code)").await;
-    run(&books.pool, "INSERT INTO seat VALUES (1, 1, 1, 'a'), (2, 1, 2, 'b')").await;
-    let locks = books.db.locks().await;
-    let mut tx = begin(&books.pool).await;
+    let counters = counters().await;
+    run(&counters.pool, "CREATE TABLE seat (id INTEGER PRIMARY KEY, hall INTEGER NOT NULL, place INTEGER NOT NULL, code VARCHAR(20) NOT NULL)").await;
+    run(&counters.pool, "CREATE INDEX seat_hall ON seat (hall)").await;
+    run(&counters.pool, "CREATE UNIQUE INDEX seat_place ON seat (hall, place)").await;
+    run(&counters.pool, "CREATE UNIQUE INDEX seat_code ON seat (code)").await;
+    run(&counters.pool, "INSERT INTO seat VALUES (1, 1, 1, 'a'), (2, 1, 2, 'b')").await;
+    let locks = counters.db.locks().await;
+    let mut tx = begin(&counters.pool).await;
     for column in ["hall", "place"] {
         for _ in 0..2 {
             let error = locks.row_of("seat", column, 1_i32).lock(&mut tx).await.expect_err("not unique");
@@ -58,18 +58,18 @@ async fn column_without_unique_index_is_refused() {
 
 #[tokio::test]
 async fn row_is_locked_by_a_generated_column() {
-    let books = books().await;
+    let counters = counters().await;
     let computed = if DATABASE == Database::Postgres { "STORED" } else { "VIRTUAL" };
     let sql = format!(
         "CREATE TABLE ticket (hall INTEGER NOT NULL, twice INTEGER GENERATED ALWAYS AS (hall * 2) STORED,
                               thrice INTEGER GENERATED ALWAYS AS (hall * 3) {computed})"
     );
-    books.pool.execute(AssertSqlSafe(sql)).await.expect("a table");
-    run(&books.pool, "CREATE UNIQUE INDEX ticket_twice ON ticket (twice)").await;
-    run(&books.pool, "CREATE UNIQUE INDEX ticket_thrice ON ticket (thrice)").await;
-    run(&books.pool, "INSERT INTO ticket (hall) VALUES (1), (2)").await;
-    let locks = books.db.locks().await;
-    let mut tx = begin(&books.pool).await;
+    counters.pool.execute(AssertSqlSafe(sql)).await.expect("a table");
+    run(&counters.pool, "CREATE UNIQUE INDEX ticket_twice ON ticket (twice)").await;
+    run(&counters.pool, "CREATE UNIQUE INDEX ticket_thrice ON ticket (thrice)").await;
+    run(&counters.pool, "INSERT INTO ticket (hall) VALUES (1), (2)").await;
+    let locks = counters.db.locks().await;
+    let mut tx = begin(&counters.pool).await;
     for (column, keys) in [("twice", [2_i32, 4]), ("thrice", [3, 6])] {
         locks.row_of("ticket", column, keys[1]).lock(&mut tx).await.unwrap_or_else(|e| panic!("{column}: {e:?}"));
         let found = locks.rows_of("ticket", column, keys).lock(&mut tx).await.expect("lock");
@@ -80,11 +80,11 @@ async fn row_is_locked_by_a_generated_column() {
 /// InnoDB compares a text column with a number by converting each row: it would lock them all.
 #[tokio::test]
 async fn key_that_cannot_use_the_index_is_refused() {
-    let books = books().await;
-    run(&books.pool, "CREATE TABLE voucher (code VARCHAR(20) PRIMARY KEY)").await;
-    run(&books.pool, "INSERT INTO voucher VALUES ('1'), ('2')").await;
-    let locks = books.db.locks().await;
-    let mut tx = begin(&books.pool).await;
+    let counters = counters().await;
+    run(&counters.pool, "CREATE TABLE voucher (code VARCHAR(20) PRIMARY KEY)").await;
+    run(&counters.pool, "INSERT INTO voucher VALUES ('1'), ('2')").await;
+    let locks = counters.db.locks().await;
+    let mut tx = begin(&counters.pool).await;
     let outcome = locks.row_of("voucher", "code", 1_i64).lock(&mut tx).await;
     match DATABASE {
         Database::MySql | Database::MariaDb => {
@@ -100,7 +100,7 @@ async fn key_that_cannot_use_the_index_is_refused() {
 }
 
 /// Twenty vouchers, of ids 0 to 19, with a column of each class.
-async fn vouchers(books: &Books) {
+async fn vouchers(counters: &Counters) {
     let table = match DATABASE {
         Database::Postgres => {
             "CREATE TABLE voucher (id BIGINT PRIMARY KEY, code TEXT NOT NULL UNIQUE, tag BYTEA NOT NULL UNIQUE,
@@ -115,7 +115,7 @@ async fn vouchers(books: &Books) {
                                    price DECIMAL(9, 2) NOT NULL UNIQUE)"
         }
     };
-    run(&books.pool, table).await;
+    run(&counters.pool, table).await;
     for id in 0..20 {
         let tag = match DATABASE {
             Database::Postgres => format!("'tag{id}'::bytea"),
@@ -123,35 +123,35 @@ async fn vouchers(books: &Books) {
             _ => format!("'tag{id}'"),
         };
         let sql = format!("INSERT INTO voucher (id, code, tag, price) VALUES ({id}, 'code{id}', {tag}, {id}.5)");
-        sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("a voucher");
+        sqlx::query(AssertSqlSafe(sql)).execute(&counters.pool).await.expect("a voucher");
     }
 }
 
 /// Returns the number of vouchers that another session could lock.
-async fn free_vouchers(books: &Books) -> usize {
-    let mut other = books.pool.begin().await.expect("begin");
+async fn free_vouchers(counters: &Counters) -> usize {
+    let mut other = counters.pool.begin().await.expect("begin");
     let free = other.fetch_all("SELECT id FROM voucher FOR UPDATE SKIP LOCKED").await.expect("rows");
     other.rollback().await.expect("rollback");
     free.len()
 }
 
 /// Asserts that a key is refused before it locks anything.
-async fn assert_refused<K>(books: &Books, locks: &Locks, column: &str, key: K)
+async fn assert_refused<K>(counters: &Counters, locks: &Locks, column: &str, key: K)
 where
     K: std::fmt::Debug + for<'q> sqlx::Encode<'q, Sql> + sqlx::Type<Sql> + Send + Sync,
 {
     let what = format!("{key:?} in {column}");
-    let mut tx = begin(&books.pool).await;
+    let mut tx = begin(&counters.pool).await;
     let error = locks.row_of("voucher", column, key).lock(&mut tx).await.expect_err(&what);
     match DATABASE {
         Database::MySql | Database::MariaDb => {
             assert!(matches!(cause(&error), RowError::KeyType { .. }), "{what}: {error}");
-            assert_eq!(free_vouchers(books).await, 20, "{what}");
+            assert_eq!(free_vouchers(counters).await, 20, "{what}");
         }
         // It compares no values of different types.
         Database::Postgres => {
             assert!(matches!(error, Error::Database { .. }), "{what}: {error}");
-            assert_eq!(free_vouchers(books).await, 20, "{what}");
+            assert_eq!(free_vouchers(counters).await, 20, "{what}");
         }
         // A value of another class is equal to none.
         Database::Sqlite => assert_eq!(cause(&error), &RowError::NoSuchRow, "{what}"),
@@ -160,26 +160,26 @@ where
 
 #[tokio::test]
 async fn key_of_another_class_locks_no_row() {
-    let books = books().await;
-    vouchers(&books).await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    vouchers(&counters).await;
+    let locks = counters.db.locks().await;
     for key in ["7abc", "abc", "", "0x7"] {
-        assert_refused(&books, &locks, "id", key.to_owned()).await;
-        assert_refused(&books, &locks, "price", key.to_owned()).await;
+        assert_refused(&counters, &locks, "id", key.to_owned()).await;
+        assert_refused(&counters, &locks, "price", key.to_owned()).await;
     }
-    assert_refused(&books, &locks, "code", 7_i64).await;
-    assert_refused(&books, &locks, "code", 7.5_f64).await;
-    assert_refused(&books, &locks, "tag", 7_i64).await;
-    assert_refused(&books, &locks, "code", b"code7".to_vec()).await;
+    assert_refused(&counters, &locks, "code", 7_i64).await;
+    assert_refused(&counters, &locks, "code", 7.5_f64).await;
+    assert_refused(&counters, &locks, "tag", 7_i64).await;
+    assert_refused(&counters, &locks, "code", b"code7".to_vec()).await;
 }
 
 #[tokio::test]
 async fn key_of_the_columns_class_locks_one_row() {
-    let books = books().await;
-    vouchers(&books).await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    vouchers(&counters).await;
+    let locks = counters.db.locks().await;
     if DATABASE == Database::Sqlite {
-        let mut tx = begin(&books.pool).await;
+        let mut tx = begin(&counters.pool).await;
         locks.row_of("voucher", "tag", b"tag7".to_vec()).lock(&mut tx).await.expect("bytes");
         locks.row_of("voucher", "code", "code7".to_owned()).lock(&mut tx).await.expect("text");
         drop(tx);
@@ -187,9 +187,9 @@ async fn key_of_the_columns_class_locks_one_row() {
     }
     macro_rules! assert_locks_one {
         ($column:literal, $key:expr) => {
-            let mut tx = begin(&books.pool).await;
+            let mut tx = begin(&counters.pool).await;
             locks.row_of("voucher", $column, $key).lock(&mut tx).await.unwrap_or_else(|e| panic!("{}: {e}", $column));
-            assert_eq!(free_vouchers(&books).await, 19, "{}", $column);
+            assert_eq!(free_vouchers(&counters).await, 19, "{}", $column);
             tx.rollback().await.expect("rollback");
         };
     }
@@ -204,8 +204,8 @@ async fn key_of_the_columns_class_locks_one_row() {
 /// does not use.
 #[tokio::test]
 async fn unique_index_that_cannot_be_used_is_refused() {
-    let books = books().await;
-    vouchers(&books).await;
+    let counters = counters().await;
+    vouchers(&counters).await;
     let (tables, reason): (&[&'static str], &[&str]) = match DATABASE {
         Database::MySql => (
             &[
@@ -238,12 +238,12 @@ async fn unique_index_that_cannot_be_used_is_refused() {
             &["no unique index"; 2],
         ),
     };
-    let locks = books.db.locks().await;
+    let locks = counters.db.locks().await;
     for ((sql, reason), table) in tables.iter().zip(reason).zip(["a", "b", "c"]) {
-        sqlx::raw_sql(*sql).execute(&books.pool).await.expect(sql);
+        sqlx::raw_sql(*sql).execute(&counters.pool).await.expect(sql);
         let copy = format!("INSERT INTO {table} (code) SELECT code FROM voucher");
-        sqlx::query(AssertSqlSafe(copy)).execute(&books.pool).await.expect("rows");
-        let mut tx = begin(&books.pool).await;
+        sqlx::query(AssertSqlSafe(copy)).execute(&counters.pool).await.expect("rows");
+        let mut tx = begin(&counters.pool).await;
         let error = locks.row_of(table, "code", "code7".to_owned()).lock(&mut tx).await.expect_err(sql);
         assert!(cause(&error).to_string().contains(reason), "{sql}: {error}");
     }
@@ -252,25 +252,25 @@ async fn unique_index_that_cannot_be_used_is_refused() {
 /// MyISAM accepts the statement and locks nothing.
 #[tokio::test]
 async fn table_whose_engine_locks_no_rows_is_refused() {
-    let books = books().await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
     if !DATABASE.is_mysql() {
         // All tables have row locks there, except views.
-        run(&books.pool, "CREATE VIEW counted AS SELECT id, value FROM counter").await;
-        let mut tx = begin(&books.pool).await;
+        run(&counters.pool, "CREATE VIEW counted AS SELECT id, value FROM counter").await;
+        let mut tx = begin(&counters.pool).await;
         let error = locks.row_of("counted", "id", 1_i64).lock(&mut tx).await.expect_err("a view has no index");
         assert_eq!(cause(&error), &RowError::NotUnique { column: "id".into() });
         return;
     }
-    run(&books.pool, "CREATE TABLE old (id BIGINT PRIMARY KEY) ENGINE = MyISAM").await;
-    let mut tx = begin(&books.pool).await;
+    run(&counters.pool, "CREATE TABLE old (id BIGINT PRIMARY KEY) ENGINE = MyISAM").await;
+    let mut tx = begin(&counters.pool).await;
     let error = locks.row_of("old", "id", 1_i64).lock(&mut tx).await.expect_err("it locks tables only");
     assert_eq!(cause(&error), &RowError::NoRowLocks { engine: "MyISAM".into() });
 }
 
 #[tokio::test]
 async fn odd_names_of_tables_and_columns_are_quoted() {
-    let books = books().await;
+    let counters = counters().await;
     let (table, column) = ("the \"odd` 'one", "or`d\"er");
     let quote = |name: &str| match DATABASE {
         Database::MySql | Database::MariaDb => format!("`{}`", name.replace('`', "``")),
@@ -278,10 +278,10 @@ async fn odd_names_of_tables_and_columns_are_quoted() {
     };
     let (t, c) = (quote(table), quote(column));
     for sql in [format!("CREATE TABLE {t} ({c} BIGINT PRIMARY KEY)"), format!("INSERT INTO {t} VALUES (1), (2)")] {
-        sqlx::query(AssertSqlSafe(sql)).execute(&books.pool).await.expect("an odd table");
+        sqlx::query(AssertSqlSafe(sql)).execute(&counters.pool).await.expect("an odd table");
     }
-    let locks = books.db.locks().await;
-    let mut tx = begin(&books.pool).await;
+    let locks = counters.db.locks().await;
+    let mut tx = begin(&counters.pool).await;
     locks.row_of(table, column, 1_i64).lock(&mut tx).await.expect("lock");
     let found: Vec<i64> = locks.rows_of(table, column, [2_i64, 1, 7]).lock(&mut tx).await.expect("lock");
     assert_eq!(found, [1, 2]);
@@ -299,10 +299,11 @@ async fn odd_names_of_tables_and_columns_are_quoted() {
 /// server show it.
 #[tokio::test]
 async fn row_lock_uses_the_unique_index() {
-    let books = books().await;
+    let counters = counters().await;
     if DATABASE == Database::Sqlite {
         // The plan shows which rows are read.
-        let plan = sqlx::query("EXPLAIN QUERY PLAN SELECT id FROM counter WHERE id = 1").fetch_one(&books.pool).await;
+        let plan =
+            sqlx::query("EXPLAIN QUERY PLAN SELECT id FROM counter WHERE id = 1").fetch_one(&counters.pool).await;
         let plan: String = plan.expect("a plan").get("detail");
         assert!(plan.starts_with("SEARCH counter USING INTEGER PRIMARY KEY"), "{plan}");
         return;
@@ -319,25 +320,25 @@ async fn row_lock_uses_the_unique_index() {
         format!("INSERT INTO counter (id, value) SELECT id, 0 FROM ({rows}) AS r"),
         format!("INSERT INTO sqlock_row (name, seen_at) SELECT name, 9000000000000000 FROM ({rows}) AS r"),
     ] {
-        sqlx::query(AssertSqlSafe(insert)).execute(&books.pool).await.expect("many rows");
+        sqlx::query(AssertSqlSafe(insert)).execute(&counters.pool).await.expect("many rows");
     }
     let analyze = if DATABASE == Database::Postgres {
         "ANALYZE counter, sqlock_row"
     } else {
         "ANALYZE TABLE counter, sqlock_row"
     };
-    run(&books.pool, analyze).await;
-    let locks = books.db.locks().await;
+    run(&counters.pool, analyze).await;
+    let locks = counters.db.locks().await;
     for level in levels() {
-        let business = books.at(level).await;
+        let app = counters.at(level).await;
         // Once, so that the catalogue has been asked.
-        locks.row_of("counter", "id", 1_i64).lock(&mut business.begin().await).await.expect("lock");
-        let mut tx = business.begin().await;
+        locks.row_of("counter", "id", 1_i64).lock(&mut app.begin().await).await.expect("lock");
+        let mut tx = app.begin().await;
         let before = self::before(&mut tx, "counter").await;
         locks.row_of("counter", "id", 1010_i64).lock(&mut tx).await.expect("lock");
         assert_eq!(touched(&mut tx, "counter").await, before + 1, "{level}: by key");
         tx.rollback().await.expect("rollback");
-        let mut tx = business.begin().await;
+        let mut tx = app.begin().await;
         let before = self::before(&mut tx, "sqlock_row").await;
         locks.row("n/1010").lock(&mut tx).await.expect("lock");
         // At levels where PostgreSQL would not report an earlier holder to waiters, the lock also
@@ -345,7 +346,7 @@ async fn row_lock_uses_the_unique_index() {
         let marked = DATABASE == Database::Postgres && ["REPEATABLE READ", "SERIALIZABLE"].contains(level);
         assert_eq!(touched(&mut tx, "sqlock_row").await, before + 1 + i64::from(marked), "{level}: by name");
         tx.rollback().await.expect("rollback");
-        let mut tx = business.begin().await;
+        let mut tx = app.begin().await;
         let before = self::before(&mut tx, "counter").await;
         let found = locks.rows_of("counter", "id", [5005_i64, 1010, 3003]).lock(&mut tx).await.expect("lock");
         assert_eq!(found, [1010, 3003, 5005]);
@@ -356,30 +357,31 @@ async fn row_lock_uses_the_unique_index() {
 /// What the catalogue said is remembered.
 #[tokio::test]
 async fn index_that_was_renamed_is_found_again() {
-    let books = books().await;
-    run(&books.pool, "CREATE TABLE seat (id BIGINT NOT NULL, note BIGINT)").await;
-    run(&books.pool, "CREATE UNIQUE INDEX first_name ON seat (id)").await;
-    run(&books.pool, "INSERT INTO seat (id) VALUES (1), (2)").await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    run(&counters.pool, "CREATE TABLE seat (id BIGINT NOT NULL, note BIGINT)").await;
+    run(&counters.pool, "CREATE UNIQUE INDEX first_name ON seat (id)").await;
+    run(&counters.pool, "INSERT INTO seat (id) VALUES (1), (2)").await;
+    let locks = counters.db.locks().await;
     let lock = async || -> Vec<i64> {
-        let mut tx = begin(&books.pool).await;
+        let mut tx = begin(&counters.pool).await;
         let found = locks.rows_of("seat", "id", [2_i64, 1]).lock(&mut tx).await.expect("lock");
         locks.row_of("seat", "id", 1_i64).lock(&mut tx).await.expect("lock");
         tx.commit().await.expect("commit");
         found
     };
     assert_eq!(lock().await, [1, 2]);
-    run(&books.pool, "CREATE UNIQUE INDEX second_name ON seat (id)").await;
-    run(&books.pool, if DATABASE.is_mysql() { "DROP INDEX first_name ON seat" } else { "DROP INDEX first_name" }).await;
+    run(&counters.pool, "CREATE UNIQUE INDEX second_name ON seat (id)").await;
+    run(&counters.pool, if DATABASE.is_mysql() { "DROP INDEX first_name ON seat" } else { "DROP INDEX first_name" })
+        .await;
     assert_eq!(lock().await, [1, 2]);
 }
 
 /// A parent and its children, as an order and its items.
-async fn orders(books: &Books) {
-    run(&books.pool, "CREATE TABLE orders (id BIGINT PRIMARY KEY, items BIGINT NOT NULL)").await;
-    run(&books.pool, "CREATE TABLE item (id BIGINT PRIMARY KEY, order_id BIGINT NOT NULL, FOREIGN KEY (order_id) REFERENCES orders (id))")
+async fn orders(counters: &Counters) {
+    run(&counters.pool, "CREATE TABLE orders (id BIGINT PRIMARY KEY, items BIGINT NOT NULL)").await;
+    run(&counters.pool, "CREATE TABLE item (id BIGINT PRIMARY KEY, order_id BIGINT NOT NULL, FOREIGN KEY (order_id) REFERENCES orders (id))")
         .await;
-    run(&books.pool, "INSERT INTO orders VALUES (1, 0)").await;
+    run(&counters.pool, "INSERT INTO orders VALUES (1, 0)").await;
 }
 
 /// The insert of a child locks its parent against a change of the key. MySQL and MariaDB have no
@@ -387,14 +389,14 @@ async fn orders(books: &Books) {
 #[tokio::test]
 async fn parent_lock_after_child_insert_does_not_deadlock() {
     const TASKS: i64 = 8;
-    let books = books().await;
-    orders(&books).await;
-    let locks = books.db.locks().await;
+    let counters = counters().await;
+    orders(&counters).await;
+    let locks = counters.db.locks().await;
     let (runs, inserted) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(TASKS as usize)));
     let mut tasks = JoinSet::new();
     for id in 0..TASKS {
         let (pool, locks, runs, inserted) =
-            (books.pool.clone(), locks.clone(), Arc::clone(&runs), Arc::clone(&inserted));
+            (counters.pool.clone(), locks.clone(), Arc::clone(&runs), Arc::clone(&inserted));
         tasks.spawn(async move {
             let first = AtomicBool::new(true);
             let retry = Retry::new().attempts(u32::MAX).within(SOON);
@@ -414,7 +416,7 @@ async fn parent_lock_after_child_insert_does_not_deadlock() {
         });
     }
     soon("all orders", tasks.join_all()).await;
-    let items: i64 = sqlx::query_scalar("SELECT items FROM orders").fetch_one(&books.pool).await.expect("a count");
+    let items: i64 = sqlx::query_scalar("SELECT items FROM orders").fetch_one(&counters.pool).await.expect("a count");
     assert_eq!(items, TASKS);
     let runs = i64::from(runs.load(Ordering::SeqCst));
     if DATABASE.is_mysql() {
@@ -426,10 +428,10 @@ async fn parent_lock_after_child_insert_does_not_deadlock() {
 
 #[tokio::test]
 async fn key_update_keeps_children_out() {
-    let books = books().await;
-    orders(&books).await;
-    let locks = books.db.locks().await;
-    let pool = impatient(&books.db.url).await;
+    let counters = counters().await;
+    orders(&counters).await;
+    let locks = counters.db.locks().await;
+    let pool = impatient(&counters.db.url).await;
     let adds_item = async || {
         let mut conn = pool.acquire().await.expect("a connection");
         let bound = match DATABASE {
@@ -442,7 +444,7 @@ async fn key_update_keeps_children_out() {
     };
     assert!(adds_item().await, "nobody has locked the order");
     for key_update in [false, true] {
-        let mut tx = begin(&books.pool).await;
+        let mut tx = begin(&counters.pool).await;
         let row = locks.row_of("orders", "id", 1_i64);
         let row = if key_update { row.key_update() } else { row };
         row.lock(&mut tx).await.expect("lock");
@@ -468,14 +470,14 @@ async fn key_update_keeps_children_out() {
 /// On PostgreSQL the inserted row is not in the snapshot of the statement that waits.
 #[tokio::test]
 async fn replaced_row_is_locked_or_a_conflict() {
-    let books = books().await;
-    let locks = books.db.locks().await;
-    let mut replacing = begin(&books.pool).await;
+    let counters = counters().await;
+    let locks = counters.db.locks().await;
+    let mut replacing = begin(&counters.pool).await;
     for sql in ["DELETE FROM counter", "INSERT INTO counter (id, value) VALUES (1, 7), (2, 7)"] {
         run_in(&mut replacing, sql).await;
     }
     let one = tokio::spawn({
-        let (pool, locks) = (books.pool.clone(), locks.clone());
+        let (pool, locks) = (counters.pool.clone(), locks.clone());
         async move {
             let mut tx = begin(&pool).await;
             let locked = locks.row_of("counter", "id", 1_i64).lock(&mut tx).await;
@@ -484,7 +486,7 @@ async fn replaced_row_is_locked_or_a_conflict() {
         }
     });
     let several = tokio::spawn({
-        let (pool, locks) = (books.pool.clone(), locks.clone());
+        let (pool, locks) = (counters.pool.clone(), locks.clone());
         async move {
             let mut tx = begin(&pool).await;
             let locked = locks.rows_of("counter", "id", [2_i64, 9]).lock(&mut tx).await;
@@ -496,7 +498,7 @@ async fn replaced_row_is_locked_or_a_conflict() {
         let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *replacing).await.expect("a pid");
         let waiters = format!("SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))");
         until("both wait", async || {
-            let waiting = sqlx::query_scalar(AssertSqlSafe(waiters.as_str())).fetch_one(&books.pool).await;
+            let waiting = sqlx::query_scalar(AssertSqlSafe(waiters.as_str())).fetch_one(&counters.pool).await;
             waiting.is_ok_and(|waiting: i64| waiting == 2)
         })
         .await;

@@ -72,14 +72,14 @@ async fn downgrade_leaves_no_gap_for_a_writer() {
 
 #[tokio::test]
 async fn downgraded_lease_behaves_like_a_share() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
     let mut lease = taken(writing(&ours).ttl(BRIEF)).await;
     lease.downgrade().await.expect("downgrade");
     let before = holders(&theirs).await[0].expires_at;
     soon("a renewal", async { while holders(&theirs).await[0].expires_at <= before {} }).await;
     assert!(lease.is_held());
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
     tx.commit().await.expect("commit");
@@ -89,7 +89,7 @@ async fn downgraded_lease_behaves_like_a_share() {
     assert!(beside.is_held());
     beside.release().await.expect("ours to the end");
     drop(lease);
-    assert_nothing_is_left(&books.db).await;
+    assert_nothing_is_left(&counters.db).await;
 }
 
 #[tokio::test]

@@ -4,13 +4,13 @@ use super::*;
 
 #[tokio::test]
 async fn reader_fence_blocks_writers_until_commit() {
-    let books = books().await;
-    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     for first in [true, false] {
         // Of the first holder, and of one that joined it.
         let beside = if first { None } else { Some(taken(reading(&ours).ttl(BRIEF).renew(false)).await) };
         let reader = taken(reading(&ours).ttl(BRIEF).renew(false)).await;
-        let mut tx = books.pool.begin().await.expect("begin");
+        let mut tx = counters.pool.begin().await.expect("begin");
         reader.fence(&mut tx).await.expect("fence");
         add_one(&mut tx, 1).await.expect("write");
         let writer = tokio::spawn(writing(&theirs).wait(SOON * 2).acquire());
@@ -23,19 +23,19 @@ async fn reader_fence_blocks_writers_until_commit() {
         assert!(writer.token() > reader.token());
         writer.release().await.expect("ours to the end");
         drop((reader, beside));
-        assert_nothing_is_left(&books.db).await;
+        assert_nothing_is_left(&counters.db).await;
     }
-    assert_eq!(books.value(1).await, 2);
+    assert_eq!(counters.value(1).await, 2);
 }
 
 #[tokio::test]
 async fn evicted_reader_cannot_fence_but_open_fence_holds() {
-    let books = books().await;
-    let (ours, theirs, operator) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, operator) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     let reader = taken(reading(&ours).renew(false)).await;
     assert!(operator.evict("a", reader.token()).await.expect("evict"));
     assert!(reader.is_held(), "no heartbeat tells it");
-    let mut tx = books.at(read_committed()).await.begin().await;
+    let mut tx = counters.at(read_committed()).await.begin().await;
     let error = reader.fence(&mut tx).await.expect_err("evicted");
     assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{error:?}");
     tx.rollback().await.expect("rollback");
@@ -43,20 +43,20 @@ async fn evicted_reader_cannot_fence_but_open_fence_holds() {
 
     let reader = taken(reading(&ours)).await;
     let token = reader.token();
-    let mut tx = books.pool.begin().await.expect("begin");
+    let mut tx = counters.pool.begin().await.expect("begin");
     reader.fence(&mut tx).await.expect("fence");
     add_one(&mut tx, 1).await.expect("write");
     let evicted = tokio::spawn(async move { operator.evict("a", token).await.expect("evict") });
     assert_kept_out(&theirs, "a").await;
     let writer = tokio::spawn(writing(&theirs).acquire());
-    assert_kept_out(&books.db.locks().await, "a").await;
+    assert_kept_out(&counters.db.locks().await, "a").await;
     assert!(!writer.is_finished());
     tx.commit().await.expect("who is fenced may commit");
     assert!(soon("the eviction", evicted).await.expect("no panic"));
     let writer = soon("its turn", writer).await.expect("no panic").expect("acquire");
     assert!(writer.token() > token);
     drop((reader, writer));
-    assert_nothing_is_left(&books.db).await;
+    assert_nothing_is_left(&counters.db).await;
 }
 
 /// On SQLite, a transaction that takes the write lock when it first writes.
@@ -71,22 +71,22 @@ fn two_levels() -> &'static [&'static str] {
 
 #[tokio::test]
 async fn reader_cannot_fence_after_a_writer() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
     for &level in two_levels() {
         // When the name is free again, when the writer still has it, and when others share it.
         for since in ["free", "held", "shared"] {
             for began_before in [false, true] {
                 // Without a heartbeat, which would report the eviction.
                 let reader = taken(reading(&ours).renew(false)).await;
-                let mut tx = books.at(level).await.begin().await;
+                let mut tx = counters.at(level).await.begin().await;
                 if began_before {
                     let read = "SELECT value FROM counter WHERE id = 1";
                     let _: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
                 }
                 assert!(theirs.evict("a", reader.token()).await.expect("evict"));
                 let writer = taken(writing(&theirs)).await;
-                let mut between = books.pool.begin().await.expect("begin");
+                let mut between = counters.pool.begin().await.expect("begin");
                 writer.fence(&mut between).await.expect("fence");
                 add_one(&mut between, 1).await.expect("write");
                 between.commit().await.expect("commit");
@@ -106,7 +106,7 @@ async fn reader_cannot_fence_after_a_writer() {
                 assert!(error.is_lost() || error.is_conflict(), "{what}: {error:?}");
                 tx.rollback().await.expect("rollback");
                 drop((reader, writer, other));
-                assert_nothing_is_left(&books.db).await;
+                assert_nothing_is_left(&counters.db).await;
             }
         }
     }
@@ -114,16 +114,16 @@ async fn reader_cannot_fence_after_a_writer() {
 
 #[tokio::test]
 async fn share_fence_refuses_a_stale_snapshot() {
-    let books = books().await;
-    let (ours, theirs) = (books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs) = (counters.db.locks().await, counters.db.locks().await);
     for &level in two_levels() {
         for first in [true, false] {
             let what = format!("{level}, first: {first}");
-            let mut tx = books.at(level).await.begin().await;
+            let mut tx = counters.at(level).await.begin().await;
             let read = "SELECT value FROM counter WHERE id = 1";
             let seen: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
             let writer = taken(writing(&theirs)).await;
-            let mut between = books.pool.begin().await.expect("begin");
+            let mut between = counters.pool.begin().await.expect("begin");
             writer.fence(&mut between).await.expect("fence");
             add_one(&mut between, 1).await.expect("write");
             between.commit().await.expect("commit");
@@ -141,24 +141,24 @@ async fn share_fence_refuses_a_stale_snapshot() {
                 assert!(matches!(error, Error::Fence(FenceError::StaleSnapshot)), "{what}: {error:?}");
                 assert!(error.is_conflict() && error.is_retryable());
                 tx.rollback().await.expect("rollback");
-                let mut tx = books.at(level).await.begin().await;
+                let mut tx = counters.at(level).await.begin().await;
                 reader.fence(&mut tx).await.unwrap_or_else(|e| panic!("{what}: {e}"));
                 let now: i64 = sqlx::query_scalar(read).fetch_one(&mut *tx).await.expect("read");
                 assert_eq!(now, seen + 1);
                 tx.commit().await.expect("commit");
             }
             drop((reader, beside));
-            assert_nothing_is_left(&books.db).await;
+            assert_nothing_is_left(&counters.db).await;
         }
     }
 }
 
 #[tokio::test]
 async fn two_readers_can_fence_at_once() {
-    let books = books().await;
-    let (ours, theirs, others) = (books.db.locks().await, books.db.locks().await, books.db.locks().await);
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     let one = taken(reading(&ours)).await;
-    let mut first = books.pool.begin().await.expect("begin");
+    let mut first = counters.pool.begin().await.expect("begin");
     one.fence(&mut first).await.expect("fence");
     if DATABASE == Database::Sqlite {
         // One writer: not even a share is granted.
@@ -166,17 +166,17 @@ async fn two_readers_can_fence_at_once() {
         timeout(Duration::from_millis(300), reading(&theirs).acquire()).await.expect_err("the write lock is taken");
         first.commit().await.expect("commit");
         let two = taken(reading(&theirs)).await;
-        let mut second = books.pool.begin().await.expect("begin");
+        let mut second = counters.pool.begin().await.expect("begin");
         two.fence(&mut second).await.expect("fence");
         add_one(&mut second, 2).await.expect("write");
         second.commit().await.expect("commit");
         drop((one, two));
-        return assert_nothing_is_left(&books.db).await;
+        return assert_nothing_is_left(&counters.db).await;
     }
     // A share from before the first fence can be fenced; a share granted while the fence is open
     // must not wait for it either.
     let two = taken(reading(&theirs)).await;
-    let mut second = books.pool.begin().await.expect("begin");
+    let mut second = counters.pool.begin().await.expect("begin");
     soon("the second fence", two.fence(&mut second)).await.expect("fence");
     add_one(&mut first, 1).await.expect("write");
     add_one(&mut second, 2).await.expect("write");
@@ -190,6 +190,6 @@ async fn two_readers_can_fence_at_once() {
     second.commit().await.expect("commit");
     let writer = soon("its turn", writer).await.expect("no panic").expect("acquire");
     writer.release().await.expect("ours to the end");
-    assert_eq!((books.value(1).await, books.value(2).await), (1, 1));
-    assert_nothing_is_left(&books.db).await;
+    assert_eq!((counters.value(1).await, counters.value(2).await), (1, 1));
+    assert_nothing_is_left(&counters.db).await;
 }

@@ -1,5 +1,5 @@
-//! The books after the storm: unknown outcomes are resolved by the ledger of the provider, dead
-//! attempts are resumed, and then the charges of the provider, the application's ledger, the
+//! The reconciliation after the storm: unknown outcomes are resolved by the ledger of the provider,
+//! dead attempts are resumed, and then the charges of the provider, the application's ledger, the
 //! records and the answers to the clients are compared, order by order.
 
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +31,7 @@ const ANSWERED: Duration = Duration::from_secs(60);
 const SAMPLE: usize = 500;
 
 #[derive(Default)]
-pub(super) struct Books {
+pub(super) struct Reconciliation {
     pub(super) done: usize,
     refused: usize,
     failed: usize,
@@ -50,7 +50,7 @@ pub(super) struct Books {
     pub(super) violations: Vec<String>,
 }
 
-impl fmt::Display for Books {
+impl fmt::Display for Reconciliation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { done, refused, failed, stuck, rounds, resolved: (to_done, to_failed), charges, .. } = self;
         let Self { booked, doubles, .. } = self;
@@ -64,15 +64,15 @@ impl fmt::Display for Books {
     }
 }
 
-/// Ends every record, and compares the books.
-pub(super) async fn settle(place: &Place, provider: &Provider, clients: &Clients) -> Books {
-    let mut books = Books::default();
+/// Ends every record, and compares the ledgers, the records and the answers.
+pub(super) async fn settle(place: &Place, provider: &Provider, clients: &Clients) -> Reconciliation {
+    let mut reconciliation = Reconciliation::default();
     provider.calm().await;
     let shop = Shop::open(AnyPool::open(&place.url, 8), provider.port);
     let records = shop.records(Mode::Lease);
-    while !records.unfinished(1).await.expect("list").is_empty() && books.rounds < ROUNDS {
-        books.rounds += 1;
-        books.resolve_unknown(place, &shop, &provider.charges().await).await;
+    while !records.unfinished(1).await.expect("list").is_empty() && reconciliation.rounds < ROUNDS {
+        reconciliation.rounds += 1;
+        reconciliation.resolve_unknown(place, &shop, &provider.charges().await).await;
         // The leases of killed processes expire first.
         sleep(TTL).await;
         shop.resume(ResumePolicy::new()).await.expect("resume");
@@ -86,11 +86,11 @@ pub(super) async fn settle(place: &Place, provider: &Provider, clients: &Clients
     let charged = provider.charges().await.into_iter().map(|Charge { order, receipt }| (order, receipt));
     let charged = grouped(charged.map(|(name, receipt)| (Order { mode: Mode::Lease, name }, receipt)));
     let booked = grouped(place.database.ledger().await);
-    books.compare(clients.heard(), &states, &charged, &booked);
+    reconciliation.compare(clients.heard(), &states, &charged, &booked);
     for status in clients.unexpected_answers() {
-        books.violations.push(format!("a client was answered with {status}"));
+        reconciliation.violations.push(format!("a client was answered with {status}"));
     }
-    books
+    reconciliation
 }
 
 fn grouped(charges: impl IntoIterator<Item = (Order, String)>) -> HashMap<Order, Vec<String>> {
@@ -101,7 +101,7 @@ fn grouped(charges: impl IntoIterator<Item = (Order, String)>) -> HashMap<Order,
     grouped
 }
 
-impl Books {
+impl Reconciliation {
     /// Resolves unknown outcomes, as an operator does with `sqlock idem ls` and `sqlock idem
     /// resolve`.
     async fn resolve_unknown(&mut self, place: &Place, shop: &Shop, charges: &[Charge]) {
@@ -149,7 +149,7 @@ impl Books {
             self.violations.push(format!("nobody has sent {order:?}"));
         }
         for (order, heard) in heard {
-            let receipts = |books: &HashMap<Order, Vec<String>>| books.get(&order).cloned().unwrap_or_default();
+            let receipts = |ledger: &HashMap<Order, Vec<String>>| ledger.get(&order).cloned().unwrap_or_default();
             let booked = receipts(booked);
             // An order in a transaction has only the ledger of the application.
             let charged = if order.mode == Mode::Lease { receipts(charged) } else { booked.clone() };

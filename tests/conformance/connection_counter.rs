@@ -9,14 +9,14 @@ use crate::support::{Database, Fresh, SOON, connect, of_processes};
 use crate::{DATABASE, Sql};
 
 /// Watches the connections that are made with the URL of one test's database.
-pub(super) struct Witness {
+pub(super) struct ConnectionCounter {
     pool: Pool<Sql>,
     /// The mark of the test's connections on the server: application name, or database.
     mark: String,
     file: PathBuf,
 }
 
-impl Witness {
+impl ConnectionCounter {
     /// Marks the connections that will be opened to this database.
     pub(super) async fn of(db: &mut Fresh) -> Self {
         let pool = connect(&db.url, 1).await;
@@ -37,7 +37,7 @@ impl Witness {
     }
 
     /// Counts the open connections. On SQLite: how many times this process has the file open; the
-    /// witness's own connection is not counted.
+    /// counter's own connection is not counted.
     pub(super) async fn connections(&self) -> i64 {
         let mark = &self.mark;
         match DATABASE {
@@ -68,7 +68,7 @@ impl Witness {
         let mark = &self.mark;
         match DATABASE {
             Database::Postgres => {
-                self.none(format!(
+                self.wait_until_zero(format!(
                     "SELECT count(*) FROM pg_stat_activity
                       WHERE application_name = '{mark}' AND state LIKE 'idle in transaction%'"
                 ))
@@ -139,7 +139,7 @@ impl Witness {
             .count()
     }
 
-    async fn none(&self, count: String) {
+    async fn wait_until_zero(&self, count: String) {
         let until = tokio::time::Instant::now() + SOON;
         loop {
             let open = self.count(count.clone()).await;
