@@ -30,7 +30,7 @@ pub(crate) use held::HeldLease;
 
 use crate::backend::Notification;
 use crate::clock::Moment;
-use crate::engine::{Answer, Engine, Exported, Input, Pulse, Refusal, SharedError, WaiterId, Wish};
+use crate::engine::{Answer, Engine, Exported, Input, LeaseSpec, Pulse, Refusal, SharedError, WaiterId};
 use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::{Executor, OperationAnswer};
@@ -130,24 +130,24 @@ impl Coordinator {
     }
 
     /// Begins to acquire a lease.
-    pub(crate) fn acquire(self: &Arc<Self>, wish: Wish) -> PendingAcquisition {
-        self.begin(wish, None, |waiter, wish| Input::Acquire { waiter, wish })
+    pub(crate) fn acquire(self: &Arc<Self>, spec: LeaseSpec) -> PendingAcquisition {
+        self.begin(spec, None, |waiter, spec| Input::Acquire { waiter, spec })
     }
 
     /// Begins to take over an exported lease.
-    pub(crate) fn resume(self: &Arc<Self>, wish: Wish, exported: Exported) -> PendingAcquisition {
-        let resume = |waiter, wish| Input::Resume { waiter, wish, exported };
-        self.begin(wish, Some(exported), resume)
+    pub(crate) fn resume(self: &Arc<Self>, spec: LeaseSpec, exported: Exported) -> PendingAcquisition {
+        let resume = |waiter, spec| Input::Resume { waiter, spec, exported };
+        self.begin(spec, Some(exported), resume)
     }
 
     fn begin(
         self: &Arc<Self>,
-        wish: Wish,
+        spec: LeaseSpec,
         resumes: Option<Exported>,
-        input: impl FnOnce(WaiterId, Wish) -> Input,
+        input: impl FnOnce(WaiterId, LeaseSpec) -> Input,
     ) -> PendingAcquisition {
         self.start();
-        let (name, mode) = (&wish.name, wish.mode.as_str());
+        let (name, mode) = (&spec.name, spec.mode.as_str());
         let span = tracing::info_span!("acquire", name = name.as_str(), mode, waited = Empty, outcome = Empty);
         self.meter.count_request(name, mode);
         let (reply, answer) = oneshot::channel();
@@ -155,14 +155,14 @@ impl Coordinator {
         let begin = |state: &mut State, _: &mut Outbox| {
             state.next_waiter += 1;
             let waiter = WaiterId(state.next_waiter);
-            let (name, since, owner) = (wish.name.clone(), self.now(), wish.owner);
-            let waiting = Waiting { name, mode: wish.mode, since, owner, resumes, reply };
+            let (name, since, owner) = (spec.name.clone(), self.now(), spec.owner);
+            let waiting = Waiting { name, mode: spec.mode, since, owner, resumes, reply };
             if state.phase != Phase::Open {
                 refused = Some(waiting);
                 return Input::Tick;
             }
             state.waiters.insert(waiter, waiting);
-            input(waiter, wish)
+            input(waiter, spec)
         };
         let waiter = self.feed_with(begin, |state| WaiterId(state.next_waiter));
         if let Some(waiting) = refused {

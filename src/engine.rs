@@ -11,7 +11,7 @@
 //!                               └────────┘
 //! ```
 //!
-//! A caller's [`Wish`] becomes a waiter. The waiter has a claim: its request as the store sees it,
+//! A caller's [`LeaseSpec`] becomes a waiter. The waiter has a claim: its request as the store sees it,
 //! identified by an [`AcquisitionId`]. While a claim waits in the store, it is an entry there; once
 //! it is granted, it is a holding. Leases of one owner, each with a [`LeaseId`], may share a
 //! holding.
@@ -52,8 +52,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use action::{
-    Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseId, NotAmended, Refusal, RequestId, SharedError,
-    Verdict, WaitMode, WaiterId, Wish,
+    Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseId, LeaseSpec, NotAmended, Refusal, RequestId,
+    SharedError, Verdict, WaitMode, WaiterId,
 };
 pub(crate) use heartbeat::Pulse;
 use heartbeat::{Epoch, Heartbeat};
@@ -169,8 +169,8 @@ impl Engine {
     pub(crate) fn handle(&mut self, now: Moment, input: Input) -> Vec<Action> {
         self.expire(now);
         match input {
-            Input::Acquire { waiter, wish } => self.acquire(now, waiter, wish),
-            Input::Resume { waiter, wish, exported } => self.resume(now, waiter, wish, exported),
+            Input::Acquire { waiter, spec } => self.acquire(now, waiter, spec),
+            Input::Resume { waiter, spec, exported } => self.resume(now, waiter, spec, exported),
             Input::Amend { lease, amendment } => self.amend(now, lease, amendment),
             Input::StartHoldTime { lease, hold_time } => self.start_hold_time(now, lease, hold_time),
             Input::Export { lease } => self.export(now, lease, None),

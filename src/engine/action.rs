@@ -24,7 +24,7 @@ pub(crate) struct RequestId(pub(crate) u64);
 
 /// A caller's request for a name.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct LeaseSpec {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
     /// The caller named the owner: an owner that already holds the name enters again.
@@ -69,12 +69,12 @@ pub(crate) enum WaitMode {
 pub(crate) enum Input {
     Acquire {
         waiter: WaiterId,
-        wish: Wish,
+        spec: LeaseSpec,
     },
     /// The caller takes over a lease that was exported.
     Resume {
         waiter: WaiterId,
-        wish: Wish,
+        spec: LeaseSpec,
         exported: Exported,
     },
     /// The caller stops waiting.

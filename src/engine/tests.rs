@@ -24,8 +24,8 @@ fn engine() -> Engine {
 }
 
 /// Returns an exclusive request of a new owner.
-fn wish(name: &str, wait_mode: WaitMode) -> Wish {
-    Wish {
+fn spec(name: &str, wait_mode: WaitMode) -> LeaseSpec {
+    LeaseSpec {
         name: LockName::new(name).expect("a name"),
         owner: crate::owner::Owner::random(),
         reenters: false,
@@ -42,9 +42,9 @@ fn wish(name: &str, wait_mode: WaitMode) -> Wish {
 /// engine much later. Returns the refusal.
 fn refusal_of_wait(length: Duration) -> Refusal {
     let mut engine = engine();
-    let wish = wish("a", WaitMode::Wait(Some(START + length)));
+    let spec = spec("a", WaitMode::Wait(Some(START + length)));
     let waiter = WaiterId(1);
-    engine.handle(START, Input::Acquire { waiter, wish });
+    engine.handle(START, Input::Acquire { waiter, spec });
     let late = START + length + Duration::from_millis(400);
     let mut actions = engine.handle(late, Input::Tick);
     actions.extend(engine.handle(late + WITHDRAWN_LATEST, Input::Tick));
@@ -113,9 +113,9 @@ impl Conversation {
     }
 
     /// Acquires a free name with this token. Returns the claim and the lease.
-    fn hold(&mut self, waiter: u64, wish: Wish, token: FencingToken) -> (Claim, LeaseId) {
+    fn hold(&mut self, waiter: u64, spec: LeaseSpec, token: FencingToken) -> (Claim, LeaseId) {
         let waiter = WaiterId(waiter);
-        self.feed(Input::Acquire { waiter, wish });
+        self.feed(Input::Acquire { waiter, spec });
         let claim = match self.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token))) {
             Request::Acquire(claim) => claim,
             other => panic!("{other:?}"),
@@ -139,11 +139,11 @@ fn request_before_a_confirmation_is_looked_up() {
     let mut store = Conversation::new();
     // The heartbeat renews another lease.
     let token = FencingToken::new(5).expect("a token");
-    store.hold(1, wish("b", WaitMode::Wait(None)), token);
+    store.hold(1, spec("b", WaitMode::Wait(None)), token);
     store.actions.clear();
-    let wish = wish("a", WaitMode::Wait(None));
-    let name = wish.name.clone();
-    store.feed(Input::Acquire { waiter: WaiterId(2), wish });
+    let spec = spec("a", WaitMode::Wait(None));
+    let name = spec.name.clone();
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec });
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held))) {
         Request::Acquire(claim) => claim,
@@ -171,8 +171,8 @@ fn request_before_a_confirmation_is_looked_up() {
 fn kept_after(end: impl FnOnce(&mut Conversation, LeaseId)) -> Duration {
     let mut store = Conversation::new();
     let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: Some(Duration::from_secs(2)) };
-    let wish = Wish { hold_time, ..wish("a", WaitMode::Wait(None)) };
-    let (_, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+    let spec = LeaseSpec { hold_time, ..spec("a", WaitMode::Wait(None)) };
+    let (_, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
     store.pass(Duration::from_secs(1));
     end(&mut store, lease);
     let release = store.open.iter().find_map(|(_, body)| match body {
@@ -217,7 +217,7 @@ fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {
 fn notice_is_followed_while_a_change_pauses() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
-    let (claim, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
     store.feed(Input::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200, 400, 250] {
@@ -235,8 +235,8 @@ fn change_under_a_lasting_lock_is_given_up() {
     for amendment in [Amendment::Extend(Duration::from_secs(60)), Amendment::Downgrade] {
         let mut store = Conversation::new();
         let token = FencingToken::new(5).expect("a token");
-        let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
-        let (_, lease) = store.hold(1, wish, token);
+        let spec = LeaseSpec { ttl: Duration::from_secs(60), ..spec("a", WaitMode::Wait(None)) };
+        let (_, lease) = store.hold(1, spec, token);
         // An earlier attempt of the acquisition may still arrive. It changes nothing.
         store.engine.names.values_mut().for_each(|state| state.holdings[0].lingers = true);
         store.feed(Input::Amend { lease, amendment });
@@ -263,7 +263,7 @@ fn change_under_a_lasting_lock_is_given_up() {
 fn refused_conversion_that_may_follow_loses_the_lease() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
-    let (claim, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
     store.feed(Input::Amend { lease, amendment: Amendment::Downgrade });
     let sent = store.open.iter().position(|(_, body)| matches!(body, Request::Downgrade { .. }));
     let (request, _) = store.open.remove(sent.expect("a request"));
@@ -278,10 +278,10 @@ fn refused_conversion_that_may_follow_loses_the_lease() {
 #[test]
 fn ttl_raise_on_locked_row_is_repeated_later() {
     let mut store = Conversation::new();
-    let short = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
-    let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
+    let short = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
+    let long = LeaseSpec { ttl: Duration::from_secs(60), ..short.clone() };
     store.hold(1, short, FencingToken::new(5).expect("a token"));
-    store.feed(Input::Acquire { waiter: WaiterId(2), wish: long });
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec: long });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for pause in [50, 100, 200] {
         store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
@@ -296,12 +296,12 @@ fn ttl_raise_on_locked_row_is_repeated_later() {
 #[test]
 fn wants_during_an_extension_are_sent_after_it() {
     let mut store = Conversation::new();
-    let short = Wish { reenters: true, is_renewed: false, ..wish("a", WaitMode::Wait(None)) };
-    let long = Wish { ttl: Duration::from_secs(60), ..short.clone() };
-    let kept = Wish { is_renewed: true, ..long.clone() };
+    let short = LeaseSpec { reenters: true, is_renewed: false, ..spec("a", WaitMode::Wait(None)) };
+    let long = LeaseSpec { ttl: Duration::from_secs(60), ..short.clone() };
+    let kept = LeaseSpec { is_renewed: true, ..long.clone() };
     store.hold(1, short, FencingToken::new(5).expect("a token"));
-    store.feed(Input::Acquire { waiter: WaiterId(2), wish: long });
-    store.feed(Input::Acquire { waiter: WaiterId(3), wish: kept });
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec: long });
+    store.feed(Input::Acquire { waiter: WaiterId(3), spec: kept });
     let is_extend = |body: &Request| matches!(body, Request::Extend(_));
     for is_renewed in [false, true] {
         match store.answer(is_extend, Response::Extended(ChangeOutcome::Done)) {
@@ -316,10 +316,10 @@ fn wants_during_an_extension_are_sent_after_it() {
 #[test]
 fn releases_under_a_fence_are_all_answered() {
     let mut store = Conversation::new();
-    let wish = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
+    let spec = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
     let token = FencingToken::new(5).expect("a token");
-    let (claim, _) = store.hold(1, wish.clone(), token);
-    store.feed(Input::Acquire { waiter: WaiterId(2), wish });
+    let (claim, _) = store.hold(1, spec.clone(), token);
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec });
     let grants = store.actions.iter().filter_map(|action| match action {
         Action::Granted { grant, .. } => Some(grant.lease),
         _ => None,
@@ -339,9 +339,9 @@ fn late_answer_to_a_release_decides_the_verdict() {
     let not_held = ReleaseOutcome::NotHeld { lost: 5, token: 6 };
     for (outcome, is_held) in [(ReleaseOutcome::Ended { awaited: false }, true), (not_held, false)] {
         let mut store = Conversation::new();
-        let wish = wish("a", WaitMode::Wait(None));
-        let ttl = wish.ttl;
-        let (_, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+        let spec = spec("a", WaitMode::Wait(None));
+        let ttl = spec.ttl;
+        let (_, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
         store.feed(Input::Release { lease });
         store.pass(2 * ttl);
         let is_verdict = |action: &&Action| matches!(action, Action::Released { .. } | Action::Lost { .. });
@@ -368,7 +368,7 @@ fn verdict_of_an_ended_holding_follows_from_its_name() {
         (true, 0, 0, "Unknown"),
     ] {
         let mut store = Conversation::new();
-        let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
+        let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
         store.feed(Input::Release { lease });
         let (request, _) = store.open.remove(0);
         let result = Ok(Response::Released(ReleaseOutcome::NotHeld { lost, token: latest }));
@@ -387,7 +387,7 @@ fn verdict_of_an_ended_holding_follows_from_its_name() {
 fn lease_outlives_a_failed_heartbeat() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
-    let (claim, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
     store.pass(BEAT);
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
     store.answer(is_poll_of("a"), held_by(&claim, token, claim.ttl, 0));
@@ -413,7 +413,7 @@ fn suspected_loss_is_looked_up_at_once() {
     for is_lost in [false, true] {
         let mut store = Conversation::new();
         let token = FencingToken::new(5).expect("a token");
-        let (claim, _) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+        let (claim, _) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
         store.feed(Input::LookUp { name: claim.name.clone() });
         let held = held_by(&claim, token, claim.ttl, 0);
         store.answer(is_poll_of("a"), if is_lost { Response::Polled(None) } else { held });
@@ -434,7 +434,7 @@ fn heartbeat_timeout_follows_the_shortest_ttl() {
         (3, "c", seconds(1), seconds(1) / 4),
         (4, "d", seconds(10), seconds(1) / 4),
     ] {
-        store.hold(waiter, Wish { ttl, ..wish(name, WaitMode::Wait(None)) }, token);
+        store.hold(waiter, LeaseSpec { ttl, ..spec(name, WaitMode::Wait(None)) }, token);
         assert_eq!(store.engine.heartbeat_timeout(), timeout, "{name}");
     }
 }
@@ -446,12 +446,12 @@ fn releases_before_a_restart_are_looked_up() {
         let mut store = Conversation::new();
         let token = FencingToken::new(5).expect("a token");
         for (waiter, name) in [(1, "a"), (2, "b")] {
-            let (_, lease) = store.hold(waiter, wish(name, WaitMode::Wait(None)), token);
+            let (_, lease) = store.hold(waiter, spec(name, WaitMode::Wait(None)), token);
             store.feed(Input::Release { lease });
             let ended = Response::Released(ReleaseOutcome::Ended { awaited: false });
             store.answer(|body| matches!(body, Request::Release(_)), ended);
         }
-        store.feed(Input::Acquire { waiter: WaiterId(3), wish: wish("c", WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter: WaiterId(3), spec: spec("c", WaitMode::Wait(None)) });
         let (request, _) = store.open.remove(0);
         let result = Ok(Response::Acquired(Ok(token)));
         let answer = Answer { sent_at: store.now, may_linger: false, is_repeated, result };
@@ -474,7 +474,7 @@ fn waits_for_two_names() -> Conversation {
     let mut store = Conversation::new();
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
-        store.feed(Input::Acquire { waiter, wish: wish(name, WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter, spec: spec(name, WaitMode::Wait(None)) });
         store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
         store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     }
@@ -488,8 +488,8 @@ fn queued_waiter_without_an_answer_is_unanswered() {
     let mut store = Conversation::new();
     let length = Duration::from_secs(5);
     let held = CurrentHolder::Valid { owner: None, remaining: 2 * length };
-    let wish = wish("a", WaitMode::Wait(Some(START + length)));
-    store.feed(Input::Acquire { waiter: WaiterId(1), wish });
+    let spec = spec("a", WaitMode::Wait(Some(START + length)));
+    store.feed(Input::Acquire { waiter: WaiterId(1), spec });
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     store.pass(POLL_FIRST);
@@ -583,7 +583,7 @@ fn long_queue_is_as_fast_as_short_one() {
 #[test]
 fn close_ends_while_a_row_stays_locked() {
     let mut store = Conversation::new();
-    store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
+    store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
     store.feed(Input::Close);
     let closes = |action: &Action| matches!(action, Action::Closed { error: Some(_) });
     for _ in 0..100 {
@@ -606,7 +606,7 @@ fn close_ends_while_a_row_stays_locked() {
 fn waiter_that_never_asked_leaves_without_a_statement() {
     let mut store = Conversation::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Input::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
     }
     for waiter in (2..=50).map(WaiterId) {
         store.feed(Input::Cancel { waiter });
@@ -623,7 +623,7 @@ fn waiter_that_never_asked_leaves_without_a_statement() {
 fn waiters_behind_failed_request_leave_without_statement() {
     let mut store = Conversation::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Input::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
     }
     let (request, _) = store.open.remove(0);
     let error = Error::Unavailable { attempted: "acquire", reason: "cut off".into(), source: None };
@@ -639,7 +639,7 @@ fn waiters_behind_failed_request_leave_without_statement() {
 fn error_about_one_name_ends_one_wait() {
     let mut store = Conversation::new();
     for waiter in [WaiterId(1), WaiterId(2)] {
-        store.feed(Input::Acquire { waiter, wish: wish("a", WaitMode::Wait(None)) });
+        store.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
     }
     let (request, _) = store.open.remove(0);
     let source = sqlx::Error::Decode("not a number".into());
@@ -659,8 +659,8 @@ fn error_about_one_name_ends_one_wait() {
 #[test]
 fn error_about_one_name_delays_no_other_name() {
     let mut store = Conversation::new();
-    store.hold(1, wish("b", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.feed(Input::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
+    store.hold(1, spec("b", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
     let (request, _) = store.open.remove(0);
     let source = sqlx::Error::Decode("not a number".into());
     let error = Error::Database { attempted: "acquire", source };
@@ -676,7 +676,7 @@ fn error_about_one_name_delays_no_other_name() {
 #[test]
 fn release_without_a_row_reads_it_once() {
     let mut store = Conversation::new();
-    let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
+    let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
     store.engine.steady_at = START + BEAT;
     store.feed(Input::Release { lease });
     store.answer(|body| matches!(body, Request::Read { .. }), Response::Read(None));
@@ -687,11 +687,11 @@ fn release_without_a_row_reads_it_once() {
 #[test]
 fn export_missed_by_store_is_repeated_while_resumed() {
     let mut engine = engine();
-    let wish = wish("a", WaitMode::Wait(None));
-    let (name, owner) = (wish.name.clone(), wish.owner);
+    let spec = spec("a", WaitMode::Wait(None));
+    let (name, owner) = (spec.name.clone(), spec.owner);
     let token = FencingToken::new(5).expect("positive");
     let exported = Exported { id: AcquisitionId::from_u128(7), token };
-    engine.handle(START, Input::Resume { waiter: WaiterId(1), wish, exported });
+    engine.handle(START, Input::Resume { waiter: WaiterId(1), spec, exported });
     let client = engine.heartbeat.client;
     let (holder, remaining) = (Holder::Lease(exported.id), Some(Duration::from_secs(10)));
     let row = LeaseRow {
@@ -716,11 +716,11 @@ fn export_missed_by_store_is_repeated_while_resumed() {
 fn client_that_handed_over_gets_entry_at_once() {
     let mut store = Conversation::new();
     let token = FencingToken::new(5).expect("a token");
-    let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token);
+    let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
     store.feed(Input::Release { lease });
     let granted = Granted { id: AcquisitionId::from_u128(9), token: FencingToken::new(6).expect("a token") };
     store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::ToEntry(granted)));
-    store.feed(Input::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     assert!(store.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", store.open);
@@ -746,7 +746,7 @@ fn is_transition(body: &Request) -> bool {
 fn overtaken_try_pauses_before_its_next_read() {
     let mut store = Conversation::new();
     let until = START + Duration::from_secs(8);
-    store.feed(Input::Acquire { waiter: WaiterId(1), wish: wish("a", WaitMode::Try(until)) });
+    store.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Try(until)) });
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(CurrentHolder::Unknown)));
     // The first repetition needs no pause.
     for _ in 0..2 {
@@ -763,9 +763,9 @@ fn overtaken_try_pauses_before_its_next_read() {
 fn try_on_locked_row_is_not_unanswered() {
     let mut store = Conversation::new();
     let until = START + Duration::from_secs(8);
-    let wish = Wish { reenters: true, ..wish("a", WaitMode::Try(until)) };
-    let held = CurrentHolder::Valid { owner: Some(wish.owner), remaining: Duration::from_secs(10) };
-    store.feed(Input::Acquire { waiter: WaiterId(1), wish });
+    let spec = LeaseSpec { reenters: true, ..spec("a", WaitMode::Try(until)) };
+    let held = CurrentHolder::Valid { owner: Some(spec.owner), remaining: Duration::from_secs(10) };
+    store.feed(Input::Acquire { waiter: WaiterId(1), spec });
     store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
     while store.now < until {
         store.answer(|body| matches!(body, Request::Join(_)), Response::Joined(JoinOutcome::Locked));
@@ -782,11 +782,11 @@ fn try_on_locked_row_is_not_unanswered() {
 fn waiter_with_a_named_owner_keeps_its_place() {
     let mut store = Conversation::new();
     let token = |n| FencingToken::new(n).expect("a token");
-    let (_, lease) = store.hold(1, wish("a", WaitMode::Wait(None)), token(5));
-    store.feed(Input::Acquire { waiter: WaiterId(2), wish: wish("a", WaitMode::Wait(None)) });
-    let named = Wish { reenters: true, label: "named".into(), ..wish("a", WaitMode::Wait(None)) };
-    store.feed(Input::Acquire { waiter: WaiterId(3), wish: named });
-    store.feed(Input::Acquire { waiter: WaiterId(4), wish: wish("a", WaitMode::Wait(None)) });
+    let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token(5));
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
+    let named = LeaseSpec { reenters: true, label: "named".into(), ..spec("a", WaitMode::Wait(None)) };
+    store.feed(Input::Acquire { waiter: WaiterId(3), spec: named });
+    store.feed(Input::Acquire { waiter: WaiterId(4), spec: spec("a", WaitMode::Wait(None)) });
     let is_release = |body: &Request| matches!(body, Request::Release(_));
     store.feed(Input::Release { lease });
     store.answer(is_release, Response::Released(ReleaseOutcome::ToNext(token(6))));
@@ -823,8 +823,8 @@ fn entry_of_another(remaining: Option<Duration>) -> EntryRow {
 #[test]
 fn entry_that_seems_dead_is_passed_over_later() {
     let mut store = Conversation::new();
-    let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
-    let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+    let spec = LeaseSpec { ttl: Duration::from_secs(60), ..spec("a", WaitMode::Wait(None)) };
+    let (claim, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
     store.feed(Input::Release { lease });
     let is_release = |body: &Request| matches!(body, Request::Release(_));
     store.answer_after(BEAT, is_release, Response::Released(ReleaseOutcome::Awaited));
@@ -842,8 +842,8 @@ fn entry_that_seems_dead_is_passed_over_later() {
 #[test]
 fn slow_store_delays_release_for_limited_time() {
     let mut store = Conversation::new();
-    let wish = Wish { ttl: Duration::from_secs(60), ..wish("a", WaitMode::Wait(None)) };
-    let (claim, lease) = store.hold(1, wish, FencingToken::new(5).expect("a token"));
+    let spec = LeaseSpec { ttl: Duration::from_secs(60), ..spec("a", WaitMode::Wait(None)) };
+    let (claim, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
     let dead = entry_of_another(None);
     store.feed(Input::Release { lease });
     let is_release = |body: &Request| matches!(body, Request::Release(_));

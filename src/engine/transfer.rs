@@ -1,6 +1,6 @@
 //! The transfer of a lease from one process to another.
 
-use super::action::{Action, Exported, LeaseId, Refusal, WaiterId, Wish};
+use super::action::{Action, Exported, LeaseId, LeaseSpec, Refusal, WaiterId};
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT};
 use super::{Engine, enter};
@@ -43,13 +43,13 @@ impl Engine {
     /// Takes over a lease that a process has exported. An exclusive lease is entered as the same
     /// owner, and the exported holding is withdrawn after that: the lease can be resumed again as
     /// long as no caller has it. A shared lease changes its client.
-    pub(super) fn resume(&mut self, now: Moment, id: WaiterId, wish: Wish, exported: Exported) {
+    pub(super) fn resume(&mut self, now: Moment, id: WaiterId, spec: LeaseSpec, exported: Exported) {
         if self.is_closing() {
             return self.refuse(id, Refusal::Closed);
         }
         let (claim_id, client, holder) = (self.new_id(), self.heartbeat.client, self.holder.clone());
-        let state = self.names.entry(wish.name.clone()).or_default();
-        let Wish { name, owner, mode, ttl, is_renewed, hold_time, label, wait_mode, .. } = wish;
+        let state = self.names.entry(spec.name.clone()).or_default();
+        let LeaseSpec { name, owner, mode, ttl, is_renewed, hold_time, label, wait_mode, .. } = spec;
         let is_exclusive = mode == Mode::Exclusive;
         let held = state.holdings.iter_mut().find(|h| h.can_be_entered() && h.claim.owner == owner && is_exclusive);
         if let Some(holding) = held {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Refusal, WaitMode, WaiterId, Wish};
+use super::action::{Action, LeaseSpec, Refusal, WaitMode, WaiterId};
 use super::holding::Holding;
 use super::name::NameState;
 use super::waiter::Waiter;
@@ -17,13 +17,13 @@ const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl Engine {
     /// Adds a waiter.
-    pub(super) fn acquire(&mut self, now: Moment, id: WaiterId, wish: Wish) {
+    pub(super) fn acquire(&mut self, now: Moment, id: WaiterId, spec: LeaseSpec) {
         if self.is_closing() {
             return self.refuse(id, Refusal::Closed);
         }
         let claim_id = self.new_id();
         let client = self.heartbeat.client;
-        let Wish { name, owner, reenters, mode, ttl, is_renewed, hold_time, label, wait_mode } = wish;
+        let LeaseSpec { name, owner, reenters, mode, ttl, is_renewed, hold_time, label, wait_mode } = spec;
         let is_try = matches!(wait_mode, WaitMode::Try(_));
         // A waiter gets an entry at once, without the request that would be refused.
         let is_contended = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);

@@ -14,7 +14,7 @@ use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::CENTURY;
 use crate::coordinator::{HeldLease, PendingAcquisition};
-use crate::engine::{Refusal, WaitMode, Wish};
+use crate::engine::{LeaseSpec, Refusal, WaitMode};
 use crate::error::{Error, Result};
 use crate::inspect::{LeaseInfo, Waiting};
 use crate::name::LockName;
@@ -208,9 +208,9 @@ impl LeaseRequest {
     /// Requests the lease from the engine.
     pub(super) async fn request(&self, wait_mode: WaitMode) -> Result<Result<Lease, Refusal>> {
         let client = &self.client;
-        let wish = self.wish(wait_mode)?;
-        let (name, mode, ttl) = (wish.name.clone(), wish.mode, wish.ttl);
-        let acquisition = client.coordinator.acquire(wish);
+        let spec = self.spec(wait_mode)?;
+        let (name, mode, ttl) = (spec.name.clone(), spec.mode, spec.ttl);
+        let acquisition = client.coordinator.acquire(spec);
         let answer = match (&self.on_progress, wait_mode) {
             (Some(callback), WaitMode::Wait(_)) => wait_reporting(client, &name, acquisition, &**callback).await,
             _ => acquisition.await,
@@ -259,7 +259,7 @@ impl LeaseRequest {
     }
 
     /// Checks the name and the options, and returns what the engine is asked for.
-    fn wish(&self, wait_mode: WaitMode) -> Result<Wish> {
+    fn spec(&self, wait_mode: WaitMode) -> Result<LeaseSpec> {
         let name = LockName::new(&*self.name)?;
         self.options.check(&self.client.settings)?;
         let options = &self.options;
@@ -269,7 +269,7 @@ impl LeaseRequest {
             Identity::Reentrant(owner) => (owner, true),
             Identity::Once(owner) => (owner, false),
         };
-        Ok(Wish {
+        Ok(LeaseSpec {
             name,
             owner,
             // Every permit counts, even for the same owner: only a lease can be re-entered.

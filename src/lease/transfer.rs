@@ -11,7 +11,7 @@ use super::handle::{Lease, LeaseDetails};
 use super::refusal::{ENTERED_AGAIN, refusal_error};
 use super::request::TRY_TIMEOUT;
 use crate::client::Client;
-use crate::engine::{Exported, HoldTime, Refusal, WaitMode, Wish};
+use crate::engine::{Exported, HoldTime, LeaseSpec, Refusal, WaitMode};
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -138,7 +138,7 @@ impl Lease {
         if !client.settings.is_null {
             client.settings.check_ttl("the TTL of an exported lease", ttl)?;
         }
-        let wish = Wish {
+        let spec = LeaseSpec {
             name: name.clone(),
             owner,
             reenters: true,
@@ -150,7 +150,7 @@ impl Lease {
             wait_mode: WaitMode::Try(client.now() + TRY_TIMEOUT),
         };
         let start = Instant::now();
-        match client.coordinator.resume(wish, exported).await {
+        match client.coordinator.resume(spec, exported).await {
             Ok(mut held) => {
                 // Until this call, the text can be resumed again.
                 held.deliver();

@@ -382,7 +382,7 @@ struct Connection {
     faults: Rc<watch::Sender<Faults>>,
     /// The reset count when this connection began.
     born: u64,
-    /// The count of deafenings when this connection began.
+    /// The number of `swallow_all` when this connection began.
     swallowed: u64,
     /// The cut that was ordered when the client last sent matching bytes.
     asked: RefCell<Weak<watch::Sender<bool>>>,

@@ -19,7 +19,7 @@ impl Client {
     }
 
     fn acquire(&mut self, waiter: u64, wait_mode: WaitMode) {
-        self.dialogue.feed(Input::Acquire { waiter: WaiterId(waiter), wish: wish("a", wait_mode) });
+        self.dialogue.feed(Input::Acquire { waiter: WaiterId(waiter), spec: spec("a", wait_mode) });
     }
 
     /// Carries out a request of any client.
@@ -103,13 +103,13 @@ fn waiters_that_have_left_are_forgotten() {
 #[test]
 fn refused_extension_is_looked_up() {
     let mut client = Client::new();
-    let first = Wish { reenters: true, is_renewed: false, ..wish("a", WaitMode::Wait(None)) };
-    let again = Wish { is_renewed: true, ..first.clone() };
-    client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), wish: first });
+    let first = LeaseSpec { reenters: true, is_renewed: false, ..spec("a", WaitMode::Wait(None)) };
+    let again = LeaseSpec { is_renewed: true, ..first.clone() };
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), spec: first });
     client.serve(BEAT);
     let (_, grant) = client.grants().remove(0);
     client.execute(&Request::Evict { name: grant.name.clone(), token: grant.token });
-    client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), wish: again });
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), spec: again });
     client.serve(BEAT);
     let lost = |action: &&Action| matches!(action, Action::Lost { cause: LossCause::Superseded, .. });
     assert_eq!(client.dialogue.actions.iter().filter(lost).count(), 2, "{:?}", client.dialogue.actions);
@@ -157,8 +157,8 @@ fn waiters_of_other_owners_do_not_join() {
     client.acquire(1, WaitMode::Wait(None));
     client.serve(BEAT);
     for waiter in (2..=50).map(WaiterId) {
-        let wish = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
-        client.dialogue.feed(Input::Acquire { waiter, wish });
+        let spec = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
+        client.dialogue.feed(Input::Acquire { waiter, spec });
     }
     let join = client.dialogue.open.iter().find(|(_, body)| matches!(body, Request::Join(_)));
     assert!(join.is_none(), "{join:?}");
@@ -168,10 +168,10 @@ fn waiters_of_other_owners_do_not_join() {
 #[test]
 fn changes_are_answered_in_order() {
     let mut client = Client::new();
-    let first = Wish { reenters: true, ..wish("a", WaitMode::Wait(None)) };
-    client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), wish: first.clone() });
+    let first = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), spec: first.clone() });
     client.serve(BEAT);
-    client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), wish: first });
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), spec: first });
     let lease = client.grants()[0].1.lease;
     client.dialogue.feed(Input::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     client.dialogue.feed(Input::Amend { lease, amendment: Amendment::Downgrade });

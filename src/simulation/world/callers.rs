@@ -9,7 +9,7 @@ use super::{
 };
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
-    Amendment, Exported, Grant, HoldTime, Input, LeaseId, NotAmended, Refusal, Verdict, WaitMode, WaiterId, Wish,
+    Amendment, Exported, Grant, HoldTime, Input, LeaseId, LeaseSpec, NotAmended, Refusal, Verdict, WaitMode, WaiterId,
 };
 use crate::error::LossCause;
 use crate::name::LockName;
@@ -28,7 +28,7 @@ impl World {
         let client = self.actors[actor].client;
         let life = self.clients[client].life;
         match self.actors[actor].state {
-            ActorState::Idle => self.wish(actor),
+            ActorState::Idle => self.ask_for_lease(actor),
             // The actor stops waiting.
             ActorState::Waiting(Wait { waiter, .. }) => {
                 self.tell(|| format!("client {client} cancels {waiter:?}"));
@@ -48,7 +48,7 @@ impl World {
         }
     }
 
-    pub(super) fn wish(&mut self, actor: usize) {
+    pub(super) fn ask_for_lease(&mut self, actor: usize) {
         let client = self.actors[actor].client;
         if self.actors[actor].left == 0 || self.clients[client].engine.is_none() {
             return;
@@ -83,7 +83,7 @@ impl World {
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
         let is_renewed = self.random.permille(850);
-        let wish = Wish {
+        let spec = LeaseSpec {
             name: name.clone(),
             owner,
             reenters,
@@ -97,7 +97,7 @@ impl World {
             label: "".into(),
             wait_mode,
         };
-        let (is_renewed, hold_time) = (wish.is_renewed, wish.hold_time);
+        let (is_renewed, hold_time) = (spec.is_renewed, spec.hold_time);
         let text =
             format!("{name} {mode:?} ttl {ttl:?} {wait_mode:?} kept {is_renewed} reenters {reenters} {hold_time:?}");
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
@@ -124,10 +124,10 @@ impl World {
             self.after(delay, WorldEvent::Actor { actor, turn });
         }
         let life = self.clients[client].life;
-        let may_crowd = self.profile.crowds > 0 && is_unlimited && wish.mode == Mode::Exclusive;
+        let may_crowd = self.profile.crowds > 0 && is_unlimited && spec.mode == Mode::Exclusive;
         let crowds = may_crowd && self.random.permille(self.profile.crowds);
-        let first = crowds.then(|| self.crowd(client, &wish));
-        self.feed(client, life, Input::Acquire { waiter, wish });
+        let first = crowds.then(|| self.crowd(client, &spec));
+        self.feed(client, life, Input::Acquire { waiter, spec });
         if let Some(waiter) = first {
             self.tell(|| format!("client {client} cancels {waiter:?}, the first of a crowd"));
             self.crowd.remove(&waiter);
@@ -136,7 +136,7 @@ impl World {
     }
 
     /// Lets many callers of a client try a name at once. Returns the first of them.
-    fn crowd(&mut self, client: usize, wish: &Wish) -> WaiterId {
+    fn crowd(&mut self, client: usize, spec: &LeaseSpec) -> WaiterId {
         let (first, life) = (self.next_waiter + 1, self.clients[client].life);
         let wait_mode = WaitMode::Try(self.clients[client].local(self.now) + Duration::from_secs(5));
         for _ in 0..CROWD {
@@ -144,8 +144,8 @@ impl World {
             let waiter = WaiterId(self.next_waiter);
             self.crowd.insert(waiter);
             let owner = owner(self.random.next());
-            let wish = Wish { owner, reenters: false, wait_mode, ..wish.clone() };
-            self.feed(client, life, Input::Acquire { waiter, wish });
+            let spec = LeaseSpec { owner, reenters: false, wait_mode, ..spec.clone() };
+            self.feed(client, life, Input::Acquire { waiter, spec });
         }
         WaiterId(first)
     }
@@ -398,7 +398,7 @@ impl World {
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
         let (now, ttl) = (self.clients[client].local(self.now), Duration::from_secs(2));
-        let wish = Wish {
+        let spec = LeaseSpec {
             name: name.clone(),
             owner,
             reenters: true,
@@ -429,7 +429,7 @@ impl World {
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;
-        self.feed(client, life, Input::Resume { waiter, wish, exported });
+        self.feed(client, life, Input::Resume { waiter, spec, exported });
     }
 
     pub(super) fn release(&mut self, actor: usize, lease: LeaseId) {
