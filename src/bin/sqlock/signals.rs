@@ -2,10 +2,12 @@
 
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::getpgrp;
 use tokio::signal::unix::{self, SignalKind};
+use tokio::time::timeout;
 
 use crate::exit::Failure;
 
@@ -75,6 +77,16 @@ impl Signals {
         }
     }
 
+    /// Removes the SIGCONT that ended a suspension: forwarded later, it would undo the next stop of
+    /// the command. There is none if the kernel has ignored the suspension.
+    pub async fn discard_continue(&mut self) {
+        /// The signal has arrived already. One turn of the runtime passes it on.
+        const TURN: Duration = Duration::from_millis(10);
+        if let Some((_, stream)) = self.streams.iter_mut().find(|(signal, _)| *signal == Signal::SIGCONT) {
+            let _ = timeout(TURN, stream.recv()).await;
+        }
+    }
+
     /// Waits for the next signal. Dropping the future loses no signal.
     pub async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
@@ -127,7 +139,23 @@ fn read_ignored_signals() -> Vec<Signal> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use nix::sys::signal::raise;
+
     use super::*;
+
+    #[tokio::test]
+    async fn discarded_continue_is_not_forwarded() -> Result<(), Failure> {
+        let mut signals = Signals::listen()?;
+        signals.listen_to_forwarded()?;
+        assert_eq!(raise(Signal::SIGCONT), Ok(()));
+        signals.discard_continue().await;
+        tokio::task::yield_now().await;
+        let is_pending = poll_fn(|cx| Poll::Ready(pin!(signals.next()).poll(cx).is_pending())).await;
+        assert!(is_pending);
+        Ok(())
+    }
 
     #[tokio::test]
     async fn signal_listened_for_twice_arrives_once() -> Result<(), Failure> {

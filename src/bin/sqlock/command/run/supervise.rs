@@ -117,6 +117,7 @@ fn start<'a>(
             max_hold_end,
             terminal,
             is_hung_up: false,
+            was_suspended: false,
             reaper,
             watchdog,
             watchdog_started: Instant::now(),
@@ -191,6 +192,8 @@ struct Supervisor<'a> {
     terminal: Terminal,
     /// Whether the command was hung up, because no shell can give it the terminal.
     is_hung_up: bool,
+    /// Whether a stop of the command has stopped sqlock, too.
+    was_suspended: bool,
     reaper: &'a mut Reaper,
     watchdog: Watchdog,
     watchdog_started: Instant,
@@ -264,6 +267,10 @@ impl Supervisor<'_> {
                     let event = self.child.event(change);
                     if let Some(code) = self.handle_child(event, lease, &mut progress) {
                         break code;
+                    }
+                    // The command was continued.
+                    if std::mem::take(&mut self.was_suspended) {
+                        signals.discard_continue().await;
                     }
                 }
                 () = sleep_until(next_look(&progress.ended)), if progress.ended.is_some() => {
@@ -482,6 +489,7 @@ impl Supervisor<'_> {
                     // Ctrl-Z.
                     let stops_job = signal == Signal::SIGTSTP || had_it;
                     signals::suspend(if stops_job { Suspension::Job } else { Suspension::UntilForeground });
+                    self.was_suspended = true;
                 }
                 if had_it && lease.is_held() && self.terminal.is_foreground() {
                     self.terminal.set_foreground(self.child.group());
