@@ -110,8 +110,6 @@ mutations! {
     RefuseExpired,
     /// An expired lease ends without a report to its caller.
     ExpireInSilence,
-    /// The wait of a caller is not reported.
-    WaitInSilence,
     /// The wait of a caller is reported with each answer.
     ReportWaitsAgain,
     /// A client that evicts its own lease keeps it until its next heartbeat.
@@ -120,6 +118,8 @@ mutations! {
     RestartNotices,
     /// Grants in the same microsecond have the same token.
     RepeatTokens,
+    /// The wait of a caller is not reported.
+    WaitInSilence,
 }
 
 #[cfg(test)]

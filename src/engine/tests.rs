@@ -482,6 +482,17 @@ fn waits_for_two_names() -> Conversation {
     store
 }
 
+#[test]
+fn wait_behind_a_holder_is_reported_once() {
+    let mut store = Conversation::new();
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
+    store.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
+    store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
+    let is_report = |action: &&Action| matches!(action, Action::Waits { waiter: WaiterId(1) });
+    assert_eq!(store.actions.iter().filter(is_report).count(), 1, "{:?}", store.actions);
+}
+
 /// The store answers no poll of the waiting entry.
 #[test]
 fn queued_waiter_without_an_answer_is_unanswered() {

@@ -208,7 +208,7 @@ impl World {
             is_back || is_evicted || self.beliefs.values().any(|b| b.name == name && b.owner == owner);
         // The answer of a store can arrive after a grant of the store that has replaced it.
         let is_late = self.failover.has_lost(&name, grant.token);
-        if !is_held_already && !is_late {
+        if !is_held_already && !is_late && resumes.is_none() {
             self.check_token(&name, owner, mode, grant.token);
         }
         self.tokens.entry(name.clone()).or_default().add(grant.token, owner, mode);

@@ -66,12 +66,12 @@ impl World {
 
     /// Checks that a client grants a name to the entry of another client for a short time only: the
     /// other client may be dead.
-    pub(super) fn check_grant_time(&mut self, client: usize, life: u32, body: &Request) {
+    pub(super) fn check_grant_time(&mut self, client: usize, life: u32, body: &Request, prepared: &Prepared) {
         let Request::Transition(Transition { name, change, .. }) = body else {
             return;
         };
         // The entries of an earlier life have another client.
-        if self.clients[client].life != life {
+        if self.clients[client].life != life || matches!(prepared.response, Response::Transitioned(None)) {
             return;
         }
         let own = Some(self.clients[client].id);
@@ -84,12 +84,11 @@ impl World {
     /// Checks that the wait of a caller is reported.
     pub(super) fn check_reported_waits(&mut self) {
         let is_late = |client, wait: &Wait| {
-            self.now > wait.since + REPORTED_WITHIN && !self.was_delayed_since(client, &wait.name, wait.since)
+            let is_overdue = !wait.is_try && !wait.is_reported && self.now > wait.since + REPORTED_WITHIN;
+            is_overdue && !self.was_delayed_since(client, &wait.name, wait.since)
         };
         let missed = self.actors.iter().find_map(|actor| match &actor.state {
-            ActorState::Waiting(wait) if !wait.is_try && !wait.is_reported && is_late(actor.client, wait) => {
-                Some((actor.client, wait.waiter))
-            }
+            ActorState::Waiting(wait) if is_late(actor.client, wait) => Some((actor.client, wait.waiter)),
             _ => None,
         });
         if let Some((client, waiter)) = missed {

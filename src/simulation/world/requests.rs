@@ -85,7 +85,7 @@ impl World {
             }
             Ok(prepared) => {
                 self.check_takeover(client, &body, &prepared, clock);
-                self.check_grant_time(client, life, &body);
+                self.check_grant_time(client, life, &body, &prepared);
                 self.tell(|| format!("  {} takes effect: {:?}", request.0, prepared.response));
                 let is_rolled_back = self.chance(self.profile.rollbacks);
                 let takes = if self.chance(self.profile.slow_commits) {
