@@ -226,7 +226,8 @@ impl Engine {
         let Some(token) = found.filter(|token| holding.has_token(*token)) else {
             return self.lose(now, name, id, LossCause::Superseded);
         };
-        holding.epoch = epoch;
+        // A change may have been answered in a later epoch.
+        holding.epoch = holding.epoch.max(epoch);
         holding.may_be_lost = false;
         let requested_up_to = polled.map_or(0, |polled| polled.row.asked);
         for lease in holding.leaving.drain(..looking_for) {
