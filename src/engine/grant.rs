@@ -6,7 +6,7 @@ use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, relied_on};
 use super::name::NameState;
-use super::poll_interval::QueuePace;
+use super::poll_interval::{QueuePace, longest_interval};
 use super::waiter::{Waiter, WaiterState};
 use super::{Engine, GrantTerms, enter};
 use crate::clock::Moment;
@@ -242,7 +242,11 @@ impl Engine {
         }
         match holder {
             CurrentHolder::Valid { remaining, .. } => self.poll_later(now, name, 0, Some(remaining)),
-            CurrentHolder::Vacant | CurrentHolder::Unknown => state.read_at = Some(now),
+            CurrentHolder::Vacant | CurrentHolder::Unknown => {
+                state.read_at = Some(now);
+                // The decision that follows may end without another poll.
+                state.poll_at.get_or_insert(now + longest_interval(0));
+            }
         }
         self.heartbeat.schedule_for_entry(sent_at);
     }

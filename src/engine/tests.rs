@@ -869,3 +869,28 @@ fn slow_store_delays_release_for_limited_time() {
         }
     }
 }
+
+/// Another client grants the name while the release of this one is being decided. No notification
+/// arrives.
+#[test]
+fn waiter_polls_after_an_overtaken_release() {
+    let mut store = Conversation::new();
+    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
+    store.feed(Input::Release { lease });
+    let is_release = |body: &Request| matches!(body, Request::Release(_));
+    store.answer(is_release, Response::Released(ReleaseOutcome::Awaited));
+    let is_enqueue = |body: &Request| matches!(body, Request::Enqueue(_));
+    let id = match store.answer_after(BEAT, is_enqueue, Response::Enqueued(CurrentHolder::Unknown)) {
+        Request::Enqueue(entries) => entries[0].claim.id,
+        other => panic!("{other:?}"),
+    };
+    let own = EntryRow { id, client: Some(ClientId::from_u128(1)), ..entry_of_another(Some(GRANT)) };
+    store.answer(is_read, queue(Holder::Lease(claim.id), vec![own]));
+    store.answer(is_transition, Response::Transitioned(None));
+    store.answer(is_release, Response::Released(ReleaseOutcome::NotHeld { lost: 5, token: 6 }));
+    let is_withdrawal = |body: &Request| matches!(body, Request::Withdraw { .. });
+    store.answer(is_withdrawal, Response::Withdrawn(WithdrawalOutcome::Gone { awaited: false }));
+    store.pass(BEAT);
+    assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);
+}
