@@ -227,9 +227,23 @@ impl Engine {
             state.overtaken = 0;
             state.is_contended = !transition.is_last;
         }
+        self.report_waits_behind(name, &granted);
         self.poll_later(now, name, 0, None);
         for grant in granted {
             self.on_granted(now, name, grant.id, terms(grant.token, ttl_of(grant.id)));
+        }
+    }
+
+    /// Reports the waits of this client behind the entries that were granted the name.
+    fn report_waits_behind(&mut self, name: &LockName, granted: &[Granted]) {
+        let Some(state) = self.names.get_mut(name).filter(|_| !granted.is_empty()) else {
+            return;
+        };
+        for waiter in state.foremost_mut() {
+            let is_granted = granted.iter().any(|grant| grant.id == waiter.claim.id);
+            if waiter.is_queued() && !is_granted && waiter.report_wait() {
+                self.actions.push(Action::Waits { waiter: waiter.id });
+            }
         }
     }
 

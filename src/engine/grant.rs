@@ -54,6 +54,7 @@ impl Engine {
         self.timeouts.remove(&waiter);
         state.queue_pace = None;
         let is_release_requested = state.release_requested_up_to >= token.get();
+        let was_try = waiter.tries();
         let (is_adopted, lingers) = (waiter.adopts(), waiter.lingers || may_linger);
         let mut holding =
             Holding { is_adopted, is_release_requested, lingers, ..Holding::from_terms(now, waiter.claim, &terms) };
@@ -66,6 +67,23 @@ impl Engine {
         self.deliver(waiter.id, grant, is_release_requested);
         self.admit(now, name, id);
         self.refuse_tries(now, name, is_exclusive);
+        if was_try {
+            self.report_waits(name);
+        }
+    }
+
+    /// Reports the waits of this client behind a holding of its own.
+    fn report_waits(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let is_held_alone = state.is_held_alone();
+        let is_held = !state.holdings.is_empty();
+        for waiter in &mut state.waiters {
+            if (is_held_alone || is_held && waiter.claim.mode == Mode::Exclusive) && waiter.report_wait() {
+                self.actions.push(Action::Waits { waiter: waiter.id });
+            }
+        }
     }
 
     /// Refuses the tries that a grant to this client excludes.

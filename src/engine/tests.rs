@@ -894,3 +894,15 @@ fn waiter_polls_after_an_overtaken_release() {
     store.pass(BEAT);
     assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);
 }
+
+/// A reader waits behind a writer of its own client.
+#[test]
+fn wait_of_a_reader_behind_a_writer_is_reported() {
+    let mut store = Conversation::new();
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
+    store.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
+    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
+    let reader = LeaseSpec { mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
+    store.feed(Input::Acquire { waiter: WaiterId(2), spec: reader });
+    assert!(store.has_acted(|action| matches!(action, Action::Waits { waiter: WaiterId(2) })), "{:?}", store.actions);
+}

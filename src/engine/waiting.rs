@@ -58,7 +58,10 @@ impl Engine {
             may_join: reenters && !state.waiters.is_empty(),
             ..Waiter::new(id, claim, hold_time, wait_mode, now)
         };
-        if (state.is_taken(mode) || (mode == Mode::Exclusive && waits)) && waiter.report_wait() {
+        // A reader may share the name with the reader ahead of it, unless that one waits as well.
+        let is_behind = |last: &Waiter| !last.tries() && (last.claim.mode == Mode::Exclusive || last.is_reported);
+        let waits = if mode == Mode::Exclusive { waits } else { state.waiters.back().is_some_and(is_behind) };
+        if (state.is_taken(mode) || waits) && waiter.report_wait() {
             self.actions.push(Action::Waits { waiter: id });
         }
         self.timeouts.add(&waiter);
