@@ -20,7 +20,9 @@ use super::checker::Belief;
 use super::profile::Profile;
 use crate::backend::memory::{Memory, Prepared, TransactionId};
 use crate::clock::Moment;
-use crate::engine::{Amendment, Engine, Exported, Input, LeaseId, RequestId, SharedError, WaiterId};
+use crate::engine::{
+    Amendment, Engine, Exported, Input, LeaseId, LeaseSpec, RequestId, SharedError, WaitMode, WaiterId,
+};
 use crate::error::Error;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -124,6 +126,25 @@ struct Wait {
     is_reported: bool,
     /// The exported lease that the caller resumes.
     resumes: Option<Exported>,
+}
+
+impl Wait {
+    fn new(waiter: WaiterId, since: u64, spec: &LeaseSpec) -> Self {
+        Self {
+            waiter,
+            name: spec.name.clone(),
+            owner: spec.owner,
+            reenters: spec.reenters,
+            mode: spec.mode,
+            ttl: spec.ttl,
+            is_renewed: spec.is_renewed,
+            since,
+            is_try: matches!(spec.wait_mode, WaitMode::Try(_)),
+            is_unlimited: spec.wait_mode == WaitMode::Wait(None),
+            is_reported: false,
+            resumes: None,
+        }
+    }
 }
 
 #[derive(Debug)]

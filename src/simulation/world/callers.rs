@@ -101,22 +101,8 @@ impl World {
         let text =
             format!("{name} {mode:?} ttl {ttl:?} {wait_mode:?} kept {is_renewed} reenters {reenters} {hold_time:?}");
         self.tell(|| format!("client {client} requests {waiter:?}: {text}"));
-        let is_unlimited = wait_mode == WaitMode::Wait(None);
-        let (is_try, since, resumes) = (kind < 3, self.now, None);
-        let wait = Wait {
-            waiter,
-            name,
-            owner,
-            reenters,
-            mode,
-            ttl,
-            is_renewed,
-            since,
-            is_try,
-            is_unlimited,
-            is_reported: false,
-            resumes,
-        };
+        let wait = Wait::new(waiter, self.now, &spec);
+        let is_unlimited = wait.is_unlimited;
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         if is_unlimited && self.random.permille(200) && self.now < FAULTS_END {
@@ -410,22 +396,7 @@ impl World {
             wait_mode: WaitMode::Try(now + Duration::from_secs(5)),
         };
         self.tell(|| format!("client {client} resumes {exported:?} of {name}, {mode:?}, as {waiter:?}"));
-        let (since, resumes) = (self.now, Some(exported));
-        let (reenters, is_renewed, is_try, is_unlimited) = (true, false, true, false);
-        let wait = Wait {
-            waiter,
-            name,
-            owner,
-            reenters,
-            mode,
-            ttl,
-            is_renewed,
-            since,
-            is_try,
-            is_unlimited,
-            is_reported: false,
-            resumes,
-        };
+        let wait = Wait { is_renewed: false, resumes: Some(exported), ..Wait::new(waiter, self.now, &spec) };
         self.actors[actor].state = ActorState::Waiting(wait);
         self.actors[actor].turn += 1;
         let life = self.clients[client].life;
