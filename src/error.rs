@@ -129,7 +129,7 @@ pub enum Error {
     /// "app")])` or as `?options=-csearch_path%3Dapp` in the URL.
     #[error(
         "the sqlock tables are missing: call Locks::migrate() once, with the right to create tables \
-         (a search_path belongs into the connect options: after_connect does not run on these connections)"
+         (put a search_path into the connect options: after_connect does not run on these connections)"
     )]
     NotMigrated {
         /// The error of the driver.

@@ -12,7 +12,7 @@
 //! # How a lease lives
 //!
 //! A lease is a row with an owner, a token and an expiry by the database's clock. One heartbeat of
-//! the client keeps all its leases.
+//! the client renews all its leases.
 //!
 #![doc = include_str!("guide/pictures/lease.svg")]
 //!
@@ -79,7 +79,7 @@
 //! #     sqlx::query(sql).execute(&pool).await?;
 //! # }
 //!
-//! // One instance settles: a lease, for it takes longer than any transaction should.
+//! // One instance settles: a lease, because it takes longer than any transaction should.
 //! let Some(lease) = locks.lease("settlement/2026-11").try_acquire().await? else {
 //!     return Ok(()); // another instance settles
 //! };
@@ -138,11 +138,11 @@
 //! - *Lock rows in any order* deadlocks: two transfers in opposite directions. [`Locks::rows_of`]
 //!   has one order for all. The example `bank_transfer` counts the deadlocks.
 //! - *Lock by a column without a unique index*: InnoDB locks every row it examines.
-//!   [`Locks::row_of`] refuses.
+//!   [`Locks::row_of`] refuses such a column.
 //! - *`SELECT … FOR UPDATE` of a row that is missing, then INSERT* deadlocks on InnoDB.
 //!   [`Locks::row`] creates its rows outside of the transaction.
 //! - *An advisory lock behind a pooler* is held by the next client of the session.
-//!   [`Locks::session`] refuses.
+//!   [`Locks::session`] refuses to lock behind one.
 //! - *Checking a lease, then writing* is not a fence: the process may pause in between.
 //!   [`Lease::fence`] keeps the next holder out until the transaction has ended.
 //! - *Check the record, have the effect, write the record* has the effect twice when two requests

@@ -51,7 +51,7 @@ pub enum Heartbeat {
     /// The latest heartbeat was answered, or has been in flight for less than a second.
     Answered,
     /// The latest heartbeat failed, or has been unanswered for a second. A lease is lost if no
-    /// heartbeat is answered until its TTL has passed.
+    /// heartbeat is answered before its TTL has passed.
     Late,
 }
 

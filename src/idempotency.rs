@@ -1,7 +1,7 @@
 //! Requests that take effect once, however often they are sent: claim, effect and result in one
 //! transaction.
 //!
-//! [`Idempotency`] has an example. Which one when: [the table of calls](crate#which-call).
+//! [`Idempotency`] has an example. To choose, see [the table of calls](crate#which-call).
 
 mod attempt;
 mod claim;

@@ -4,7 +4,7 @@
 //! This module has the types around a [`Lease`](crate::Lease): [`LeaseOptions`] are the options of
 //! each kind of request, [`LeaseAllRequest`] requests several leases at once, [`ExportedLease`]
 //! hands a lease to another process, and [`FenceError`] says why a transaction cannot be fenced.
-//! Which one when: [the table of calls](crate#which-call).
+//! To choose, see [the table of calls](crate#which-call).
 
 pub(crate) mod all;
 mod convert;

@@ -63,7 +63,7 @@
 //! | hold a lock that writes nothing and ends with its connection | [`Locks::session`] |
 //! | purge unused names | [`Locks::sweeper`] |
 //! | survive the loss of a server, on a majority of independent ones | [`Quorum`] |
-//! | shut down in order | [`Locks::drain`] lets what is held finish, [`Locks::shutdown`] does not wait |
+//! | shut down gracefully | [`Locks::drain`] lets what is held finish, [`Locks::shutdown`] does not wait |
 //!
 //! The [`guide`] compares the calls, lists their costs, and uses them together.
 //!
@@ -80,8 +80,8 @@
 //! locks](session::SessionLock)).
 //!
 //! An unavailable database ([`Error::Unavailable`]), a lost lease ([`Error::Lost`]), a timeout
-//! ([`Error::Timeout`]), a refusal (`Ok(None)`) and a database that refuses this user or is not set
-//! up until an operator acts ([`Error::Access`]) are five different answers.
+//! ([`Error::Timeout`]), a refusal (`Ok(None)`) and a database that refuses this user or is set up
+//! wrongly ([`Error::Access`]) are five different answers.
 //!
 //! [`guide::limits`] lists what is not promised: pauses longer than the TTL without a fence,
 //! effects elsewhere, asynchronous replicas, jumps of the database host's clock.
@@ -126,7 +126,7 @@
 //!
 //! `transaction` has the features inside the caller's own transactions: row locks, versions and
 //! their retry. `session` has the task that owns the connection of session locks. `quorum/round`
-//! asks a majority of databases, `quorum/tally` decides when it has its answer, and
+//! asks a majority of databases, `quorum/tally` decides when the answers suffice, and
 //! `quorum/majority` counts their leases. `idempotency` has one
 //! file per mode, and its statements are in `backend/records`. The command is `bin/sqlock`, its
 //! subcommands are in `bin/sqlock/command`.

@@ -75,7 +75,7 @@ impl Locks {
     ///
     /// When the server is lost, or becomes a replica, the client tries the others, beginning with
     /// the last one that accepted writes. The [guide](crate::guide::cluster) describes a failover.
-    /// Percent-encode a comma in a password that looks like the beginning of the next URL.
+    /// Percent-encode a comma in a password if the text after the comma looks like a URL.
     ///
     /// ```no_run
     /// # async fn example() -> sqlock::Result<()> {
@@ -203,7 +203,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) when the lease ended before;
+    /// [`Error::Lost`](crate::Error::Lost) when the lease has already ended;
     /// [`Error::OutOfRange`](crate::Error::OutOfRange) when this client does not allow its TTL;
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Unavailable`](crate::Error::Unavailable).
     ///

@@ -104,7 +104,7 @@ mutations! {
     KeepShortTtl,
     /// A waiter with an entry does not learn that its owner has got the name, and waits for itself.
     WaitForOneself,
-    /// A release that finds its holding ended has an unknown outcome, whoever has ended it.
+    /// A release that finds its holding ended always has an unknown outcome.
     DoubtEveryEnd,
     /// A try is refused although the holder of the name has expired.
     RefuseExpired,

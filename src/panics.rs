@@ -23,7 +23,7 @@ pub(crate) async fn caught_in<F: Future>(work: F) -> Result<F::Output, String> {
 
 /// Returns the reason of a request whose code has panicked with this message.
 pub(crate) fn reason(message: &str) -> String {
-    format!("a panic on the way: {message}")
+    format!("the code of the request panicked: {message}")
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

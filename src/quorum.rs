@@ -1,6 +1,6 @@
 //! A lease on a majority of independent databases.
 //!
-//! [`Quorum`] has an example, its benefits and its limits. Which one when: [the table of
+//! [`Quorum`] has an example, its benefits and its limits. To choose, see [the table of
 //! calls](crate#which-call).
 
 // A request asks all databases at once (`Round`). A held majority (`Majority`) counts the leases on

@@ -1,6 +1,6 @@
 //! Locks that live on a connection and end with it: advisory locks, `GET_LOCK`, locks on files.
 //!
-//! [`SessionLock`] has an example. Which one when: [the table of calls](crate#which-call).
+//! [`SessionLock`] has an example. To choose, see [the table of calls](crate#which-call).
 
 mod connection;
 mod liveness;

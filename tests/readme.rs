@@ -171,7 +171,7 @@ async fn charge(pool: SqlitePool, locks: sqlock::Locks) -> Result {
         .await?;
     match outcome {
         Outcome::New(receipt) | Outcome::Replay(receipt) => println!("{receipt}"), // the same receipt for every repetition
-        Outcome::InProgress => println!("come again"),           // or payments.wait(duration)
+        Outcome::InProgress => println!("try again later"),           // or payments.wait(duration)
         Outcome::Mismatch => println!("that key was used for something else"),
         other => println!("{other:?}"),
     }

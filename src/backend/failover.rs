@@ -65,7 +65,7 @@ impl Failover {
                 Err(_) => reasons.push(format!("{address}: no connection within {within:?}")),
             }
         }
-        Err(not_writable(format!("none of the {count} servers can be written: {}", reasons.join("; "))))
+        Err(not_writable(format!("none of the {count} servers accepts writes: {}", reasons.join("; "))))
     }
 
     /// Connects to a server that accepts writes, and returns it.

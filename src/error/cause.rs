@@ -50,7 +50,7 @@ impl LossCause {
 pub enum FenceError {
     /// The transaction belongs to another database than the lease, or to a copy that does not have
     /// the lease, such as a lagging node.
-    #[error("it belongs to another database than the lease")]
+    #[error("it belongs to a different database than the lease")]
     OtherDatabase,
     /// A fence inside a savepoint would end with it.
     #[error("it is inside a savepoint; fence the outermost transaction, as its first statement")]
@@ -68,10 +68,10 @@ pub enum FenceError {
 #[non_exhaustive]
 pub enum RowError {
     /// The transaction belongs to another kind of database than the client.
-    #[error("the transaction belongs to another kind of database than this client")]
+    #[error("the transaction belongs to a different kind of database than this client")]
     OtherDatabase,
     /// The pool belongs to another database than the client.
-    #[error("the pool belongs to another database than this client; make the client with this pool")]
+    #[error("the pool belongs to a different database than this client; create the client from this pool")]
     OtherPool,
     /// No transaction is open on the connection, so the lock would end at once.
     #[error("no transaction is open on this connection")]
@@ -111,7 +111,7 @@ pub enum RowError {
     /// The row still has the expected version, or the inserted row does not exist: a policy of row
     /// level security, or a trigger, kept the statement from writing.
     #[error(
-        "the database did not write the row, which nobody else has changed: look for row level security, or a trigger"
+        "the database did not write the row, although no other transaction changed it: look for row-level security or a trigger"
     )]
     NotWritten,
     /// The version has reached the greatest number that its column can hold, and was not raised:

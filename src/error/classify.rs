@@ -22,7 +22,7 @@ impl Error {
         matches!(self, Self::Timeout { .. })
     }
 
-    /// Returns whether the lease or session lock is not held, or no longer.
+    /// Returns whether the lease or session lock ended before its release.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
     }

@@ -44,8 +44,8 @@
 //!
 //! [`Locks::connect`] takes a list and uses the first writable server: it skips a standby, a
 //! read-only server, and a Galera node without a cluster. When the connection is lost, or the
-//! server becomes read-only, all servers are tried again, beginning with the one that was written
-//! last, for three seconds; then requests end in [`Error::Unavailable`], which names each server
+//! server becomes read-only, all servers are tried again, beginning with the last one that accepted
+//! writes, for three seconds; then requests end in [`Error::Unavailable`], which names each server
 //! and its error. Held leases are renewed on the new primary: the TTL must be longer than a
 //! failover takes, or they end first. The cluster's own management decides which server is
 //! promoted, and must stop or isolate the old primary. Two servers that both take writes are two
@@ -57,7 +57,7 @@
 //! use sqlock::LocksBuilder;
 //!
 //! let locks = LocksBuilder::from_urls("postgres://app@db1/app,postgres://app@db2/app")?
-//!     .synchronous()?                // a commit on one server does not count
+//!     .synchronous()?                // a commit counts only once a standby has it
 //!     .connect()
 //!     .await?;
 //! # Ok(())
@@ -66,8 +66,8 @@
 //!
 //! # Independent servers
 //!
-//! A [`Quorum`](crate::quorum::Quorum) takes the name on a majority of databases that know nothing
-//! of each other. There is no failover to wait for: while one of three is down, the other two go
+//! A [`Quorum`](crate::quorum::Quorum) takes the name on a majority of databases that do not share
+//! anything. There is no failover to wait for: while one of three is down, the other two go
 //! on. It costs two or three statements on each, there is no queue between processes, and a fence
 //! on one of them does not help, because the others may grant the name meanwhile: the receiver of
 //! the effects must check [`QuorumLease::token`](crate::quorum::QuorumLease::token).
@@ -109,7 +109,7 @@
 //!
 //! # Galera
 //!
-//! All nodes can be written at once. Of two clients that acquire a name on two nodes at the same
+//! All nodes accept writes. Of two clients that acquire a name on two nodes at the same
 //! time, one fails to commit and asks again by itself; so contention between nodes is slow, and all
 //! clients should use one node and fail over to the others. Fences are writes there (nodes do not
 //! see each other's locks), with three consequences:
@@ -124,9 +124,9 @@
 //!
 //! In your own transactions, send one statement at a time: when several are sent as one text
 //! (`sqlx::raw_sql`) and another node's commit aborts the transaction between two of them, MariaDB
-//! (seen with 10.11) may not report it, and commits others of them by themselves.
+//! (seen with 10.11) may not report it, and commits some of the others separately.
 //!
-//! Row locks ([`Locks::row`]) are those of one node. Session locks are refused. When a node is
+//! Row locks ([`Locks::row`]) are local to one node. Session locks are refused. When a node is
 //! killed, the others pause until they notice (`evs.suspect_timeout`, 5 seconds by default): take
 //! this pause into account with short TTLs.
 //!

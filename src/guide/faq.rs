@@ -2,7 +2,7 @@
 //!
 //! **Which TTL?** The default, 30 seconds, unless a crash must free the name sooner. It limits
 //! neither the work nor the wait. It should be longer than a pause of the process and a failover of
-//! the database: everything shorter is survived without a loss.
+//! the database: a shorter interruption loses no lease.
 //!
 //! **Must I check `is_held` all the time?** No. [`run`](crate::LeaseRequest::run) drops the work
 //! when the lease is lost; a [fence](crate::Lease::fence) protects the data even if the process was
@@ -14,7 +14,7 @@
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
 //! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL, on MariaDB and
 //! behind a pooler that shares the sessions of PostgreSQL, the waiter polls: it notices its grant
-//! after 2 ms to 100 ms, the later the longer the name is usually held. A waiter that was not the
+//! after 2 ms to 100 ms, later if the name is usually held for longer. A waiter that was not the
 //! first at its last poll may be late by 250 ms. [`costs`](super::costs) has the details.
 //!
 //! **Does it work behind PgBouncer?** Leases, row locks and idempotency do, in transaction mode as
@@ -45,8 +45,8 @@
 //! can promise that; [`run_leased`](crate::idempotency::Idempotency::run_leased) keeps an unknown
 //! outcome as unknown until it is resolved.
 //!
-//! **How do I test code that locks?** With [`testing::Memory`](crate#features), which refuses,
-//! expires and goes away on demand, in virtual time.
+//! **How do I test code that locks?** With [`testing::Memory`](crate#features), whose faults
+//! come on demand, in virtual time.
 //!
 //! **How do I turn locks off for a demonstration?** `testing::null_locks()` returns locks that
 //! exclude nobody.

@@ -50,7 +50,7 @@
 //!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
 //! - **Servers that speak the protocol of another one** are not tested. TiDB is refused, because it
 //!   accepts `FOR UPDATE SKIP LOCKED` and locks nothing.
-//! - **Triggers on the tables of sqlock** can keep rows unwritten; `sqlock doctor` finds them. On
+//! - **Triggers on the tables of sqlock** can suppress writes; `sqlock doctor` finds them. On
 //!   MySQL and MariaDB, a trigger on inserts or updates of `sqlock_lease` or `sqlock_entry` hides
 //!   the token of a grant, so that the request fails. One on `sqlock_client` hides from a client
 //!   that another client or an operator has taken a lease away.

@@ -3,7 +3,7 @@
 //!
 //! # During the rollout
 //!
-//! The old and the new lock know nothing of each other, and for some minutes both versions of the
+//! The old and the new lock do not exclude each other, and for some minutes both versions of the
 //! application run. In the first release take both locks, the old one first; remove the old one in
 //! the next release. A job that may run twice during the rollout needs no such step.
 //!

@@ -2,7 +2,7 @@
 //!
 //! # The log
 //!
-//! The crate logs with `tracing`. An orderly life leaves one line at INFO, and a drain two.
+//! The crate logs with `tracing`. A client without faults logs one line at INFO, and a drain two.
 //!
 //! | level | line | what to do |
 //! |---|---|---|
@@ -37,7 +37,7 @@
 //! [`Locks::events`] informs the application as events happen, and [`Locks::health`] answers a
 //! probe without a statement. [`is_ok`] is false while heartbeats are late or fail: use it for an
 //! alert and a readiness probe. A client that holds nothing sends no heartbeat, and its `is_ok` is
-//! true even if its last attempt to connect has failed: `unavailable` tells that. A liveness probe
+//! true even if its last attempt to connect has failed: see `unavailable`. A liveness probe
 //! that restarts every process while the database is away makes the outage worse.
 //!
 //! ```

@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! A transaction of an `AnyPool` cannot be fenced or locked in. Open such transactions on a pool of
-//! the database itself.
+//! A transaction of an `AnyPool` can neither be fenced nor lock rows. Open such transactions on a
+//! pool of the database itself.
 //!
 //! # SeaORM and Diesel
 //!

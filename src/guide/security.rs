@@ -40,7 +40,7 @@
 //!
 //! Such a user cannot
 //!
-//! - let a holder believe in a lease for longer than the holder's own deadline, which is taken from
+//! - make a holder rely on a lease for longer than the holder's own deadline, which is taken from
 //!   the holder's clock before each renewal;
 //! - run SQL in other sessions: names, labels, holders and keys are parameters of prepared
 //!   statements or escaped literals;

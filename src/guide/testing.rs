@@ -1,6 +1,6 @@
 //! Testing an application that locks: refusals, losses and outages on demand, in virtual time.
 //!
-//! Code that takes a [`Locks`](crate::Locks) can be given one of
+//! Code that takes a [`Locks`](crate::Locks) accepts the client of a
 //! [`testing::Memory`](crate::testing::Memory), with the feature `testing` among the development
 //! dependencies:
 //!
@@ -17,7 +17,7 @@
 //! clock jumps to the next timer when every task waits, and the leases follow that clock: a TTL of
 //! thirty seconds passes in less than a millisecond.
 //!
-//! # The name is held by somebody else
+//! # Another client holds the name
 //!
 //! A try is refused at once; a bounded wait ends in a timeout.
 //!
@@ -82,7 +82,7 @@
 //!
 //! # The lease expires
 //!
-//! As when the process was stopped, or cut off, for longer than the TTL. Another client then takes
+//! As if the process had been stopped or cut off for longer than the TTL. Another client then takes
 //! the name over, with a greater token. The holder knows first: for a moment a try is still
 //! refused. Wait with [`acquire`](crate::LeaseRequest::acquire), or sleep a second and a fiftieth of
 //! the TTL before the try.
@@ -103,7 +103,7 @@
 //!
 //! # Another instance takes its turn
 //!
-//! Every client of one memory is what another process would be.
+//! Each client of one memory acts as a process of its own.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -159,7 +159,7 @@
 //!
 //! # The database is away
 //!
-//! A request fails after some seconds, and is not called refused. A short outage costs no lease.
+//! A request fails after some seconds, with an error, not a refusal. A short outage loses no lease.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]

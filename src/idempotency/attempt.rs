@@ -24,9 +24,9 @@ use crate::token::FencingToken;
 /// An attempt at a request, under a lease. Made by [`Idempotency::attempt`].
 ///
 /// End it with [`complete`](Self::complete), [`forget`](Self::forget) or
-/// [`unknown`](Self::unknown). A dropped attempt counts as died: its lease is released, and the
+/// [`unknown`](Self::unknown). A dropped attempt counts as dead: its lease is released, and the
 /// next attempt continues it.
-#[must_use = "an attempt that is dropped counts as died"]
+#[must_use = "an attempt that is dropped counts as dead"]
 pub struct Attempt {
     idempotency: Idempotency,
     record: Record,
@@ -182,7 +182,7 @@ impl Attempt {
     }
 
     /// Records that the effect is unknown, unless the record has another ending or belongs to
-    /// another attempt. After a failure to record it, the attempt counts as died.
+    /// another attempt. After a failure to record it, the attempt counts as dead.
     pub(super) async fn mark_unknown(&self) {
         match self.unknown().await {
             Ok(()) | Err(Error::Lost { .. } | Error::AlreadyCompleted) => {}
@@ -198,7 +198,7 @@ impl Attempt {
     ///
     /// The record can come back after a network fault: when the statement that created it was sent
     /// twice, because the first was not answered, the first may arrive after the deletion. The
-    /// attempt then counts as died. [`unknown`](Self::unknown) has no such gap.
+    /// attempt then counts as dead. [`unknown`](Self::unknown) has no such gap.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl Attempt {
     /// # Cancel safety
     ///
     /// After the future was dropped, the record may be deleted. Otherwise the attempt counts as
-    /// died.
+    /// dead.
     pub async fn forget(&self) -> Result<()> {
         let id = self.record.key.id.clone();
         self.idempotency.send(RecordCommand::Forget { id, token: self.token.get() }).await?;

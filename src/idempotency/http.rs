@@ -97,7 +97,7 @@
 //! 400: the route [requires](IdempotencyLayer::required) a key, or the handler does, or the method
 //! is not one of [those](IdempotencyLayer::methods) for which keys are read.
 //! ## key-malformed
-//! 400: the header is not a key, or there are two.
+//! 400: the header is not a valid key, or occurs twice.
 //! ## key-not-supported
 //! 400: the route [requires](IdempotencyLayer::required) keys, and the request has one with a
 //! method for which keys are not [read](IdempotencyLayer::methods), such as PUT or DELETE.
@@ -134,7 +134,7 @@
 //! effect. (A [version conflict](crate::Error::Conflict) is answered by the handler.)
 //! ## commit-unknown
 //! 503, `Retry-After: 1`: the connection was lost during the commit, or SQLite met an I/O error in
-//! it. A request with the same key finds out.
+//! it. A request with the same key receives the outcome.
 //! ## response-not-storable
 //! 500: the handler's response ended before it was complete. The transaction was rolled back; under
 //! a lease the outcome is unknown.

@@ -106,7 +106,7 @@ impl Idempotency {
     /// [`forget`](Attempt::forget), its effect is unknown, and the record says so:
     /// [`Outcome::Unknown`]. The same holds for a result that cannot be stored, or that was
     /// [completed](Attempt::complete_in) in an uncommitted transaction. When the lease is lost, the
-    /// work is dropped. Work that panics, or is dropped, counts as died: the next attempt continues
+    /// work is dropped. Work that panics, or is dropped, counts as dead: the next attempt continues
     /// it.
     ///
     /// # Errors
@@ -114,12 +114,12 @@ impl Idempotency {
     /// The work's own error, unchanged, or an error of this crate in the work's type:
     /// [`Error::Lost`] when another attempt has taken over, or the error with which the database
     /// refused the end of the attempt. The outcome is then unknown or, if that could not be
-    /// recorded either (as after [`Error::Unavailable`]), the attempt counts as died. Otherwise as
+    /// recorded either (as after [`Error::Unavailable`]), the attempt counts as dead. Otherwise as
     /// [`attempt`](Self::attempt).
     ///
     /// # Cancel safety
     ///
-    /// After the future was dropped, the attempt counts as died: the next one continues it.
+    /// After the future was dropped, the attempt counts as dead: the next one continues it.
     pub async fn run_leased<T, E, F>(
         &self,
         key: &IdempotencyKey,

@@ -25,7 +25,7 @@ pub enum Outcome<N, R = N> {
     /// Another request with this key is in progress.
     InProgress,
     /// Another request with this key, in progress or done, has a different fingerprint. The client
-    /// reuses keys.
+    /// has reused the key.
     Mismatch,
     /// The token of the request is not valid: expired, issued to another principal, or never
     /// issued. Or the key was used, its result has expired, and used keys are

@@ -117,7 +117,7 @@ impl Idempotency {
     /// provider](Attempt::provider_key) is that of the earlier attempts.
     ///
     /// A request that fails or panics does not stop the others. After a panic the attempt counts as
-    /// died, and the next call resumes it. `IdempotencyLayer::resume` resumes requests that came
+    /// dead, and the next call resumes it. `IdempotencyLayer::resume` resumes requests that came
     /// over HTTP; its work makes responses.
     ///
     /// # Errors

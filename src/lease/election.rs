@@ -1,7 +1,7 @@
 //! Leader election: one instance leads, the others stand by, and every instance can read the
 //! leader.
 //!
-//! [`Election`] has an example. Which one when: [the table of calls](crate#which-call).
+//! [`Election`] has an example. To choose, see [the table of calls](crate#which-call).
 
 use std::fmt;
 use std::ops::Deref;

@@ -15,8 +15,8 @@ impl Lease {
     /// Make the fence the first statement of the transaction, outside any savepoint. A fence costs
     /// one statement (a row lock that is shared with other fences of this lease; on SQLite the
     /// write lock, during which no lease in the same file can be renewed: keep such transactions
-    /// shorter than the TTL). On PostgreSQL and SQLite, an earlier one checks that the transaction
-    /// is open.
+    /// shorter than the TTL). On PostgreSQL and SQLite, another one first checks that the
+    /// transaction is open.
     ///
     /// ```
     /// # async fn example(pool: sqlx::SqlitePool, lease: sqlock::Lease) -> Result<(), Box<dyn std::error::Error>> {

@@ -214,7 +214,7 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: the lease had ended before. [`Error::Unavailable`], [`Error::Access`],
+    /// [`Error::Lost`]: the lease had already ended. [`Error::Unavailable`], [`Error::Access`],
     /// [`Error::Database`] or [`Error::Unknown`]: the release failed, or its effect is not known;
     /// the name is free after the TTL at the latest.
     ///

@@ -8,7 +8,7 @@ use crate::error::{Error, no_answer_within};
 use crate::name::LockName;
 
 /// Why a lease is neither converted nor exported.
-pub(super) const ENTERED_AGAIN: &str = "its owner has acquired it more than once; release the others first";
+pub(super) const ENTERED_AGAIN: &str = "its owner has acquired it more than once; release the other leases first";
 
 /// Makes the error of a request that was not granted.
 pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, start: Instant) -> Error {

@@ -58,7 +58,7 @@ impl LocksBuilder {
         Ok(Self::from_backend(backend, kind))
     }
 
-    /// Splits a list of URLs. A comma separates if another URL follows. (Another comma may belong
+    /// Splits a list of URLs. A comma is a separator if a URL follows it. (Other commas may belong
     /// to a password or to a file's name.)
     #[doc(hidden)]
     pub fn split_urls(urls: &str) -> Vec<&str> {

@@ -30,14 +30,14 @@ pub(super) fn servers(urls: &str) -> Result<(Kind, Vec<Arc<dyn Backend>>)> {
     for url in split(urls) {
         let (server_kind, server) = server(url)?;
         if *kind.get_or_insert(server_kind) != server_kind {
-            return Err(Error::InvalidUrl { reason: "databases of different kinds cannot stand in for each other" });
+            return Err(Error::InvalidUrl { reason: "all URLs of a list must name databases of one kind" });
         }
         servers.push(server);
     }
     match kind {
         None => Err(Error::InvalidUrl { reason: "it is empty" }),
         Some(Kind::Sqlite) if servers.len() > 1 => {
-            Err(Error::InvalidUrl { reason: "one SQLite file cannot stand in for another" })
+            Err(Error::InvalidUrl { reason: "a list of URLs cannot contain SQLite files" })
         }
         Some(kind) => Ok((kind, servers)),
     }

@@ -135,7 +135,7 @@ impl QuorumLease {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: the lease had ended before. [`Error::Unavailable`]: the release failed on
+    /// [`Error::Lost`]: the lease had already ended. [`Error::Unavailable`]: the release failed on
     /// too many databases; the name is free after the TTL at the latest.
     ///
     /// # Cancel safety

@@ -81,7 +81,7 @@ impl SessionLock {
     ///
     /// # Errors
     ///
-    /// [`Error::SessionLost`]: the lock had ended before, or the server did not confirm the
+    /// [`Error::SessionLost`]: the lock had already ended, or the server did not confirm the
     /// release. In that case the client has closed its connection, so the lock ends as soon as the
     /// server notices.
     ///

@@ -72,8 +72,8 @@ impl SessionRequest {
     /// Waits for the lock.
     ///
     /// Requests of one client are served in the order of their arrival. The first of them asks the
-    /// server at once when the lock is released by this client, otherwise after 1 ms at first and
-    /// every 50 ms at last. Between processes there is no order: the next request wins.
+    /// server at once when the lock is released by this client, otherwise after pauses that grow
+    /// from 1 ms to 50 ms. Between processes there is no order: the next request wins.
     ///
     /// # Errors
     ///

@@ -277,14 +277,14 @@ impl<K> RowsOf<K> {
 
     /// Locks the rows in this transaction, and returns the keys of the locked rows, in order. Keys
     /// without a row are left out. A key is spelled as in its row on PostgreSQL and SQLite, and as
-    /// the caller spelled it on MySQL and MariaDB, where the collation may take both for equal.
+    /// the caller spelled it on MySQL and MariaDB, where the collation may treat both as equal.
     ///
     /// PostgreSQL and SQLite get one statement for all keys, in the database's order of keys;
     /// PostgreSQL gets another one, which locks nothing, when some key has no row. MySQL and
     /// MariaDB get one statement for each key, because InnoDB may scan, and lock, the whole table
     /// for a statement with several keys. The keys are in their Rust order, and texts in the order
     /// of the column's collation, which one more statement queries. Of several texts that the
-    /// collation takes for equal, the first is used.
+    /// collation treats as equal, the first is used.
     ///
     /// At REPEATABLE READ, the default on MySQL and MariaDB, a key without a row locks the gap
     /// where it would be. Two transactions can both lock one gap, and then deadlock when both

@@ -1,7 +1,7 @@
 //! A version column, to write a row of the caller's own table only if it is unchanged since it was
 //! read.
 //!
-//! [`Versioned`] has an example. Which one when: [the table of calls](crate#which-call).
+//! [`Versioned`] has an example. To choose, see [the table of calls](crate#which-call).
 
 mod statement;
 

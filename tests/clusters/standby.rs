@@ -186,7 +186,7 @@ async fn standby_is_refused_alone_and_skipped_in_list() {
     let reason = unavailable(alone.lease("a").try_acquire().await);
     assert!(reason.contains("is a standby"), "{reason}");
     let reason = unavailable(Locks::connect(&urls([&b, &b])).await);
-    assert!(reason.contains("none of the 2 servers can be written") && reason.contains("is a standby"), "{reason}");
+    assert!(reason.contains("none of the 2 servers accepts writes") && reason.contains("is a standby"), "{reason}");
 
     let locks = Locks::connect(&urls([&b, &a])).await.expect("one of them can be written");
     locks.migrate().await.expect("there");

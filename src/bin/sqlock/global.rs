@@ -6,7 +6,7 @@ use clap::Args;
 pub struct Global {
     /// The database: postgres://…, mysql://…, mariadb://… or sqlite://FILE; @FILE reads the URL
     /// from a file. Without it, SQLOCK_DATABASE_URL or DATABASE_URL. Several servers of one
-    /// database: URL,URL; the first that can be written is used.
+    /// database: URL,URL; the first that accepts writes is used.
     #[arg(short = 'D', long, global = true, value_name = "URL", help_heading = "Global options")]
     pub database_url: Option<String>,
     /// Do not look for a file .env in this directory.

@@ -89,7 +89,7 @@ impl Policy {
     }
 
     /// Returns whether the response of work under a lease is stored. An error that is no refusal
-    /// does not say whether the work took effect, and a stored record is forgotten one day.
+    /// does not say whether the work took effect, and a stored record expires.
     pub(super) fn stores_leased(&self, status: StatusCode) -> bool {
         self.stores(status) && (!is_failure(status) || self.is_refusal(status))
     }

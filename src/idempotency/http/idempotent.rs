@@ -163,7 +163,7 @@ impl Idempotent {
     ///
     /// The work must not [complete](Attempt::complete) the attempt, because the response is its
     /// result. When the lease is lost, the work is dropped, and the response is
-    /// [`in-progress`](super#in-progress); work that panics counts as died. A repeated request
+    /// [`in-progress`](super#in-progress); work that panics counts as dead. A repeated request
     /// continues both.
     ///
     /// # Cancel safety

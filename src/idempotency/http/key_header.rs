@@ -29,9 +29,9 @@ pub(super) fn read(headers: &HeaderMap, name: &HeaderName, reading: Reading) -> 
         return Ok(None);
     };
     if lines.next().is_some() {
-        return Err("there is more than one of this header");
+        return Err("the header occurs more than once");
     }
-    let text = line.to_str().map_err(|_| "it has other characters than those of ASCII")?;
+    let text = line.to_str().map_err(|_| "it contains characters other than visible ASCII")?;
     let key = match text.strip_prefix('"') {
         Some(rest) if reading == Reading::Draft => {
             let (key, parameters) = unquote(rest)?;
@@ -56,10 +56,10 @@ fn unquote(rest: &str) -> Result<(String, &str), &'static str> {
             Some('"') => return Ok((key, chars.as_str())),
             Some('\\') => match chars.next() {
                 Some(escaped @ ('"' | '\\')) => key.push(escaped),
-                _ => return Err("only quotes and backslashes may stand behind a backslash"),
+                _ => return Err("a backslash may precede only a quote or a backslash"),
             },
             Some(plain @ ' '..='~') => key.push(plain),
-            Some(_) => return Err("it has characters that cannot be seen"),
+            Some(_) => return Err("it contains control characters"),
             None => return Err("the closing quote is missing"),
         }
     }

@@ -74,7 +74,7 @@ impl Problem {
             Error::RequestTooLarge { .. } => Self::RequestTooLarge,
             Error::Json { .. } => Self::NotSetUp("the stored answer cannot be read"),
             Error::Sealed { .. } => Self::NotSetUp("what is stored cannot be sealed or opened"),
-            Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is not one"),
+            Error::InvalidKey { .. } => Self::NotSetUp("the namespace or the principal is invalid"),
             Error::OutOfRange { .. } => Self::NotSetUp("a duration is out of range"),
             Error::Row { cause: RowError::Deferred, .. } => {
                 Self::NotSetUp("on SQLite, the transaction must begin with BEGIN IMMEDIATE")

@@ -496,7 +496,7 @@ async fn two_writable_servers_are_not_one_database() {
     let all = reports(&ended);
     assert_eq!(all.len(), 2, "{}", ended.stdout);
     let status = if code == 1 { "fail" } else { "warn" };
-    read(&all[1], ended).assert("failover", status, "this server can be written, and so can");
+    read(&all[1], ended).assert("failover", status, "this server accepts writes, and so does");
     // It is the same server.
     let ended = end(bare(&["-D", &format!("{0},{0}", one.url), "doctor"])).await.expect(0);
     assert!(!ended.stdout.contains("failover"), "{}", ended.stdout);

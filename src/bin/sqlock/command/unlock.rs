@@ -23,7 +23,7 @@ use crate::stderr::{self, quote};
 /// With --ask, all holders of the name are asked to release it instead, and keep it until they do.
 /// A "sqlock run --release-on-request" ends its command; another one prints a note. The holder of a
 /// lease that is not renewed, such as one of "sqlock acquire", does not learn of it. Exit code 79:
-/// nobody holds the name.
+/// the name has no holder.
 ///
 /// Exit code 75: a fenced transaction of the holder has blocked the change for ten seconds.
 #[derive(Args)]
@@ -66,7 +66,7 @@ async fn ask(global: &Global, name: &str) -> Outcome {
     let holders = match asked {
         0 => {
             let now = describe::describe_holders(&left?).unwrap_or_else(|| "free".into());
-            return Err(Failure::new(exit::LOST, format!("nobody holds {}: it is {now}", quote(name))));
+            return Err(Failure::new(exit::LOST, format!("{} has no holder: it is {now}", quote(name))));
         }
         1 => "1 holder".into(),
         asked => format!("{asked} holders"),

@@ -17,7 +17,7 @@ pub fn check_writable(kinds: impl Iterator<Item = Kind>, databases: &mut [Vec<Re
             continue;
         }
         let check = Check::new("failover");
-        let found = format!("this server can be written, and so can {}", first.database);
+        let found = format!("this server accepts writes, and so does {}", first.database);
         let advice = "Name the servers of one database only: sqlock uses the first that can be written, so two clients could hold \
                       a name on two of them.";
         report.checks.push(match kind {

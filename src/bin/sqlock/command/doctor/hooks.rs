@@ -11,7 +11,7 @@ pub fn check_hooks(mut check: Check, hooks: &Rows) -> Check {
         let [table, kind, name] = &row[..] else { continue };
         check = match &*kind.to_lowercase() {
             "after" => {
-                let advice = "An error in it, or a wait, is one of every lease. Drop it if it is not needed.";
+                let advice = "Its errors and its waits affect every lease. Drop it if it is not needed.";
                 check.warn(format!("{table} has the trigger {name}"), advice)
             }
             "rule" => {

@@ -53,7 +53,7 @@ pub fn check_tls(Transport { host, has_socket, mode, protocol, is_direct }: &Tra
         ),
         None if is_local => check.ok("not needed on this host"),
         None => check.unknown(
-            "cannot be told: the server sees only the connection of the pooler",
+            "unknown: the server sees only the connection of the pooler",
             "Add sslmode=verify-full (MySQL: ssl-mode=VERIFY_IDENTITY) to the URL: the client then refuses a connection without TLS.",
         ),
     }

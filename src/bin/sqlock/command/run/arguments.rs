@@ -32,7 +32,7 @@ use crate::parse::parse_signal;
 ///
 /// The lease is renewed while the command runs. If that fails, --signal is sent to the process
 /// group of the command --kill-after before the lease ends, and KILL to all its children before it
-/// ends: nobody else can hold the name while any of them lives. If sqlock itself is killed, they
+/// ends: no other process gets the name while any of them lives. If sqlock itself is killed, they
 /// die with it. (sqlock cannot kill a process that changes its user, nor one that has left the
 /// process group and cleared its environment.) After "sqlock unlock" the command is killed at the
 /// next renewal.
@@ -49,7 +49,7 @@ pub struct Arguments {
     pub skip_ok: bool,
     /// The command gets --signal this long before the end of a lease that cannot be renewed, but no
     /// earlier than a third of the TTL before it. KILL follows a tenth of the TTL before the end,
-    /// at most 1s; a --kill-after shorter than that leaves only KILL.
+    /// at most 1s; with a shorter --kill-after, only KILL is sent.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub kill_after: Duration,
     /// The signal that asks the command to stop.
