@@ -30,7 +30,7 @@ pub(crate) use held::HeldLease;
 
 use crate::backend::Notification;
 use crate::clock::Moment;
-use crate::engine::{Answer, Engine, Exported, Input, LeaseSpec, Pulse, Refusal, SharedError, WaiterId};
+use crate::engine::{Answer, Engine, Exported, HeartbeatStatus, Input, LeaseSpec, Refusal, SharedError, WaiterId};
 use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
 use crate::executor::{Executor, OperationAnswer};
@@ -40,7 +40,7 @@ use crate::name::LockName;
 use crate::protocol::{AcquisitionId, ClientId, Request, Response};
 use crate::token::FencingToken;
 use report::takeover;
-use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, Waiting};
+use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, WaitingCaller};
 
 /// See the [module](self).
 pub(crate) struct Coordinator {
@@ -88,7 +88,7 @@ impl Coordinator {
         if std::mem::replace(&mut self.state().is_started, true) {
             return;
         }
-        runtime.spawn(timer::keep_time(timer::AbandonOnDrop(Arc::downgrade(self))));
+        runtime.spawn(timer::run_timer(timer::AbandonOnDrop(Arc::downgrade(self))));
         let coordinator = Arc::downgrade(self);
         self.executor.start(move |notification| {
             let name = match notification {
@@ -118,10 +118,10 @@ impl Coordinator {
             held: state.engine.held(),
             waiting: state.waiters.len(),
             connections,
-            heartbeat: match state.engine.pulse(now) {
-                Pulse::Idle => Heartbeat::Idle,
-                Pulse::Answered => Heartbeat::Answered,
-                Pulse::Failed | Pulse::Late(_) => Heartbeat::Late,
+            heartbeat: match state.engine.heartbeat_status(now) {
+                HeartbeatStatus::Idle => Heartbeat::Idle,
+                HeartbeatStatus::Answered => Heartbeat::Answered,
+                HeartbeatStatus::Failed | HeartbeatStatus::Late(_) => Heartbeat::Late,
             },
             last_heartbeat: state.last_beat.map(|beat| now.since(beat.sent_at)),
             round_trip: state.last_beat.map(|beat| beat.round_trip),
@@ -156,7 +156,7 @@ impl Coordinator {
             state.next_waiter += 1;
             let waiter = WaiterId(state.next_waiter);
             let (name, since, owner) = (spec.name.clone(), self.now(), spec.owner);
-            let waiting = Waiting { name, mode: spec.mode, since, owner, resumes, reply };
+            let waiting = WaitingCaller { name, mode: spec.mode, since, owner, resumes, reply };
             if state.phase != Phase::Open {
                 refused = Some(waiting);
                 return Input::Tick;
@@ -229,7 +229,7 @@ impl Coordinator {
     }
 
     /// Refuses a caller because the client takes no more requests.
-    fn refuse(&self, waiting: Waiting) {
+    fn refuse(&self, waiting: WaitingCaller) {
         self.publish_request(waiting.mode.as_str(), waiting.refused(self.now(), RefusalReason::Closed));
         let _ = waiting.reply.send(Err(Refusal::Closed));
     }

@@ -55,7 +55,7 @@ pub(crate) use action::{
     Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseId, LeaseSpec, NotAmended, Refusal, RequestId,
     SharedError, Verdict, WaitMode, WaiterId,
 };
-pub(crate) use heartbeat::Pulse;
+pub(crate) use heartbeat::HeartbeatStatus;
 use heartbeat::{Epoch, Heartbeat};
 use holding::{Holding, HoldingState, LocalLease};
 use name::NameState;
@@ -225,10 +225,10 @@ impl Engine {
     }
 
     /// Returns the state of the heartbeat.
-    pub(crate) fn pulse(&self, now: Moment) -> Pulse {
+    pub(crate) fn heartbeat_status(&self, now: Moment) -> HeartbeatStatus {
         match self.shortest() {
-            Some(_) => self.heartbeat.pulse(now),
-            None => Pulse::Idle,
+            Some(_) => self.heartbeat.heartbeat_status(now),
+            None => HeartbeatStatus::Idle,
         }
     }
 

@@ -19,7 +19,7 @@ pub use access::AccessError;
 pub(crate) use access::file_error;
 #[cfg(feature = "mysql")]
 pub(crate) use access::unusable;
-pub use cause::{FenceError, LossCause, Overtaken, RowError};
+pub use cause::{ConcurrentChange, FenceError, LossCause, RowError};
 pub(crate) use fault::{Fault, if_exists, not_writable, reason};
 pub(crate) use report::{no_answer_within, report, rounded};
 
@@ -286,7 +286,7 @@ pub enum Error {
         found: Option<i64>,
         /// The cause, which a transparent error of an application shows as its source.
         #[source]
-        cause: Overtaken,
+        cause: ConcurrentChange,
     },
 
     /// A key, principal, namespace or step name is empty or contains a NUL character, or a

@@ -209,7 +209,7 @@ where
                 let _ = tokio::time::timeout(within, conn.close()).await;
                 return Ok(());
             }
-            Err(error) if Fault::from_error(&error) == Fault::Severed => last = Some(error),
+            Err(error) if Fault::from_error(&error) == Fault::ConnectionLost => last = Some(error),
             Err(error) => return Err(connect_error(error)),
         }
         pause().await;
@@ -226,7 +226,7 @@ pub(crate) fn connect_error(error: sqlx::Error) -> Error {
 fn into_error(error: MigrateError) -> Error {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
-            if matches!(Fault::from_error(&e), Fault::Severed | Fault::Exhausted) =>
+            if matches!(Fault::from_error(&e), Fault::ConnectionLost | Fault::Exhausted) =>
         {
             Error::from_sqlx("migrate", e)
         }

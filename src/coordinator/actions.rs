@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::report::{Report, refusal_reason};
-use super::state::{HeartbeatReport, Hold, LeaseSignals, Outbox, Phase, Sending, State, Waiting};
+use super::state::{HeartbeatReport, Hold, LeaseSignals, Outbox, Phase, Sending, State, WaitingCaller};
 use super::{Coordinator, HeldLease};
 use crate::clock::Moment;
-use crate::engine::{Action, Grant, LeaseId, Pulse, Verdict, WaiterId};
+use crate::engine::{Action, Grant, HeartbeatStatus, LeaseId, Verdict, WaiterId};
 use crate::events::Event;
 
 impl Coordinator {
@@ -38,7 +38,7 @@ impl Coordinator {
 
     /// Reports a heartbeat that has become late.
     pub(super) fn publish_late_heartbeat(&self, state: &mut State, outbox: &mut Outbox, now: Moment) {
-        if let Pulse::Late(unanswered_for) = state.engine.pulse(now)
+        if let HeartbeatStatus::Late(unanswered_for) = state.engine.heartbeat_status(now)
             && state.heartbeat != HeartbeatReport::Late
         {
             state.heartbeat = HeartbeatReport::Late;
@@ -54,7 +54,7 @@ impl Coordinator {
                 outbox.sends.push(Sending { request, body, answer_timeout, is_urgent });
             }
             Action::Waits { waiter } => {
-                if let Some(Waiting { name, .. }) = state.waiters.get(&waiter) {
+                if let Some(WaitingCaller { name, .. }) = state.waiters.get(&waiter) {
                     self.publish_locked(state, outbox, Event::Waiting { name: name.clone() });
                 }
             }

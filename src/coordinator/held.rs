@@ -121,7 +121,7 @@ impl HeldLease {
     /// # Cancel safety
     ///
     /// No loss is missed when the future is dropped.
-    pub(crate) fn losing(&self) -> impl Future<Output = LossCause> + Send + use<> {
+    pub(crate) fn loss_future(&self) -> impl Future<Output = LossCause> + Send + use<> {
         let (coordinator, lease, signals) = (Arc::clone(&self.coordinator), self.lease_id(), Arc::clone(&self.signals));
         async move {
             loop {

@@ -22,7 +22,7 @@ use crate::token::FencingToken;
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) next_waiter: u64,
-    pub(super) waiters: HashMap<WaiterId, Waiting>,
+    pub(super) waiters: HashMap<WaiterId, WaitingCaller>,
     pub(super) signals: HashMap<LeaseId, Arc<LeaseSignals>>,
     /// The leases whose end is not reported yet.
     pub(super) unreported: HashMap<LeaseId, Hold>,
@@ -83,7 +83,7 @@ pub(super) struct AnsweredBeat {
 }
 
 /// A caller that waits.
-pub(super) struct Waiting {
+pub(super) struct WaitingCaller {
     pub(super) name: LockName,
     pub(super) mode: Mode,
     pub(super) since: Moment,
@@ -175,7 +175,7 @@ impl State {
     }
 }
 
-impl Waiting {
+impl WaitingCaller {
     /// Makes the event of a refusal.
     pub(super) fn refused(&self, now: Moment, reason: RefusalReason) -> Event {
         Event::Refused { name: self.name.clone(), reason, waited: now.since(self.since) }

@@ -27,7 +27,7 @@ impl Drop for AbandonOnDrop {
 /// Calls the engine when a timer is due, while the coordinator has handles, or has leases to
 /// release and a store that answers. The argument also ends the client if the runtime drops this
 /// future before its first poll.
-pub(super) async fn keep_time(coordinator: AbandonOnDrop) {
+pub(super) async fn run_timer(coordinator: AbandonOnDrop) {
     let mut kept = None;
     loop {
         let Some(strong) = kept.take().or_else(|| coordinator.0.upgrade()) else {

@@ -34,7 +34,7 @@ enum State {
 
 /// The state of the heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pulse {
+pub(crate) enum HeartbeatStatus {
     /// No heartbeat is needed.
     Idle,
     Answered,
@@ -117,11 +117,11 @@ impl Heartbeat {
         self.in_flight.is_some_and(|(_, since)| now.since(since) >= UNREACHABLE_AFTER)
     }
 
-    pub(super) fn pulse(&self, now: Moment) -> Pulse {
+    pub(super) fn heartbeat_status(&self, now: Moment) -> HeartbeatStatus {
         match self.in_flight {
-            Some((_, since)) if self.is_late(now) => Pulse::Late(now.since(since)),
-            _ if self.has_failed => Pulse::Failed,
-            _ => Pulse::Answered,
+            Some((_, since)) if self.is_late(now) => HeartbeatStatus::Late(now.since(since)),
+            _ if self.has_failed => HeartbeatStatus::Failed,
+            _ => HeartbeatStatus::Answered,
         }
     }
 

@@ -14,7 +14,7 @@ pub enum AccessError {
     NoDatabase,
     /// The user lacks a right for this operation.
     #[error("the user lacks a right")]
-    NoRight,
+    MissingPrivilege,
     /// A pooler between client and server refuses the connection, or mixes up prepared statements.
     #[error("a pooler in between is not set up for this client")]
     Pooler,
@@ -35,7 +35,7 @@ impl AccessError {
             sqlx::Error::Database(error) => Self::from_database(error.as_ref()),
             sqlx::Error::Io(error) if is_certificate_error(error) => Some(Self::Tls),
             sqlx::Error::Io(error) if error.get_ref().is_some_and(|cause| cause.is::<Forbidden>()) => {
-                Some(Self::NoRight)
+                Some(Self::MissingPrivilege)
             }
             sqlx::Error::Tls(error) => is_tls_refusal(error.as_ref()).then_some(Self::Tls),
             _ => None,
@@ -88,7 +88,7 @@ impl AccessError {
             // invalid_catalog_name.
             "3D000" => Some(Self::NoDatabase),
             // insufficient_privilege.
-            "42501" => Some(Self::NoRight),
+            "42501" => Some(Self::MissingPrivilege),
             _ => None,
         }
     }
@@ -103,7 +103,7 @@ impl AccessError {
             1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 4151 => Some(Self::Credentials),
             1049 => Some(Self::NoDatabase),
             // Denied: a database, a command on a table, on a column, a global right, a routine.
-            1044 | 1142 | 1143 | 1227 | 1370 => Some(Self::NoRight),
+            1044 | 1142 | 1143 | 1227 | 1370 => Some(Self::MissingPrivilege),
             _ => None,
         }
     }
@@ -115,7 +115,7 @@ impl AccessError {
             // READONLY_DBMOVED: a new connection opens the file that is at the path now.
             8 if code == 1032 => None,
             // PERM, READONLY.
-            3 | 8 => Some(Self::NoRight),
+            3 | 8 => Some(Self::MissingPrivilege),
             // NOTADB.
             26 => Some(Self::NoDatabase),
             _ => None,
@@ -190,7 +190,7 @@ mod tests {
     fn moved_file_is_no_missing_right() {
         // READONLY, READONLY_DIRECTORY.
         for code in [8, 1544] {
-            assert_eq!(AccessError::from_sqlite(code), Some(AccessError::NoRight), "{code}");
+            assert_eq!(AccessError::from_sqlite(code), Some(AccessError::MissingPrivilege), "{code}");
         }
         assert_eq!(AccessError::from_sqlite(1032), None);
     }

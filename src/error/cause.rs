@@ -155,4 +155,4 @@ pub enum RowError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("another transaction has updated, deleted or inserted the row")]
 #[non_exhaustive]
-pub struct Overtaken;
+pub struct ConcurrentChange;

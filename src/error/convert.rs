@@ -12,7 +12,7 @@ impl Error {
         match Fault::from_error(&source) {
             Fault::NoTable => Self::NotMigrated { source },
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
-            Fault::Severed | Fault::Exhausted => {
+            Fault::ConnectionLost | Fault::Exhausted => {
                 Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
             }
             Fault::RolledBack if is_sqlite_busy(&source) => Self::Unavailable {
@@ -40,7 +40,7 @@ impl Error {
             // The caller's pool may have opened a connection for the statement.
             _ if AccessError::from_connect(&source).is_some() => Self::Database { attempted, source },
             Fault::Exhausted if matches!(source, sqlx::Error::PoolTimedOut) => Self::PoolExhausted { attempted },
-            Fault::Severed | Fault::Exhausted => {
+            Fault::ConnectionLost | Fault::Exhausted => {
                 Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
             }
             _ => Self::Database { attempted, source },

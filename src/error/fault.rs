@@ -8,7 +8,7 @@ use super::access::{AccessError, Unusable};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The connection is lost. The statement may have taken effect.
-    Severed,
+    ConnectionLost,
     /// The server or the pool has no free connection, or the system has no disk space or no file
     /// descriptor for SQLite. Nothing was done.
     Exhausted,
@@ -32,9 +32,9 @@ impl Fault {
         match error {
             sqlx::Error::Database(error) => Self::from_database(error.as_ref()),
             error if AccessError::from_error(error).is_some() => Self::Final,
-            sqlx::Error::Io(error) => Copied::find(error).map_or(Self::Severed, |copied| copied.fault),
+            sqlx::Error::Io(error) => Copied::find(error).map_or(Self::ConnectionLost, |copied| copied.fault),
             sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
-                Self::Severed
+                Self::ConnectionLost
             }
             sqlx::Error::PoolTimedOut => Self::Exhausted,
             _ => Self::Final,
@@ -51,7 +51,7 @@ impl Fault {
             // Class 08 has transaction_resolution_unknown; a session that is shut down while a
             // standby confirms has committed.
             sqlx::Error::Database(source) => {
-                Self::from_error(error) == Self::Severed || is_sqlite_io_error(source.as_ref())
+                Self::from_error(error) == Self::ConnectionLost || is_sqlite_io_error(source.as_ref())
             }
             _ => true,
         }
@@ -98,8 +98,8 @@ impl Fault {
         match code {
             // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout,
             // idle_in_transaction_session_timeout; class 08 is connection_exception.
-            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => Self::Severed,
-            c if c.starts_with("08") => Self::Severed,
+            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => Self::ConnectionLost,
+            c if c.starts_with("08") => Self::ConnectionLost,
             "53300" => Self::Exhausted,
             // serialization_failure, deadlock_detected.
             "40001" | "40P01" => Self::RolledBack,
@@ -123,7 +123,7 @@ impl Fault {
             // Server shutdown in progress, connection killed, client was disconnected by the server
             // because of inactivity; error during COMMIT (a Galera node has lost its cluster: the
             // others may have it or not).
-            1053 | 1927 | 3169 | 4031 | 1180 => Self::Severed,
+            1053 | 1927 | 3169 | 4031 | 1180 => Self::ConnectionLost,
             // The server runs with --read-only (or another option that forbids the statement), the
             // transaction is read-only, the server is read-only, InnoDB is read-only; a Galera node
             // has no cluster ("has not yet prepared node for application use").
@@ -148,7 +148,7 @@ impl Fault {
             // The low byte is the primary code: BUSY and LOCKED with all their kinds.
             c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
             // READONLY_DBMOVED: the file at the path is another one than the connection has open.
-            1032 => Self::Severed,
+            1032 => Self::ConnectionLost,
             // FULL, CANTOPEN: the file is open, so a journal cannot be opened.
             c if matches!(c & 0xff, 13 | 14) => Self::Exhausted,
             // CONSTRAINT_PRIMARYKEY, CONSTRAINT_UNIQUE.
@@ -268,6 +268,6 @@ mod tests {
     #[test]
     fn moved_sqlite_file_severs_the_connection() {
         let moved = Fault::from_sqlite("1032", "attempt to write a readonly database");
-        assert_eq!(moved, Fault::Severed);
+        assert_eq!(moved, Fault::ConnectionLost);
     }
 }

@@ -37,7 +37,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::{Error, FenceError, LossCause, Overtaken, RowError};
+    use crate::error::{ConcurrentChange, Error, FenceError, LossCause, RowError};
     use crate::name::LockName;
     use crate::token::FencingToken;
 
@@ -68,7 +68,7 @@ mod tests {
             (Error::Fence(FenceError::InSavepoint), "as its first statement"),
             (Error::Row { table: "t".into(), cause: RowError::NoSuchRow }, "there is no row with this key"),
             (
-                Error::Conflict { table: "t".into(), expected: Some(1), found: Some(2), cause: Overtaken },
+                Error::Conflict { table: "t".into(), expected: Some(1), found: Some(2), cause: ConcurrentChange },
                 "has updated, deleted or inserted the row",
             ),
             (Error::Sealed { attempted: "open", what: "the stored result", source: "no key".into() }, "no key"),

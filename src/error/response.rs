@@ -43,18 +43,19 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::{LossCause, Overtaken};
+    use crate::error::{ConcurrentChange, LossCause};
     use crate::name::LockName;
     use crate::token::FencingToken;
 
     #[test]
-    fn responses_tell_busy_from_broken() {
+    fn response_status_follows_the_error() {
         let name = LockName::new("secret").expect("a name");
         let timeout = Error::Timeout { name: name.clone(), waited: Duration::from_secs(5) };
         let away = Error::Unavailable { attempted: "acquire", reason: "secret".into(), source: None };
         let token = FencingToken::new(1).expect("a token");
         let lost = Error::Lost { name, token, cause: LossCause::Expired };
-        let conflict = Error::Conflict { table: "secret".into(), expected: Some(1), found: Some(2), cause: Overtaken };
+        let conflict =
+            Error::Conflict { table: "secret".into(), expected: Some(1), found: Some(2), cause: ConcurrentChange };
         for (error, status, retry_after) in [
             (timeout, 503, Some("1")),
             (away, 503, Some("1")),

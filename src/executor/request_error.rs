@@ -22,14 +22,14 @@ impl RequestError {
             Self::Refused(error) => match Fault::from_error(error) {
                 // The server was writable when the connection was opened. A writable server may
                 // exist by now, at this address or another.
-                Fault::ReadOnly => Fault::Severed,
+                Fault::ReadOnly => Fault::ConnectionLost,
                 fault => fault,
             },
-            Self::NoAnswer { .. } | Self::Unconnected(None) => Fault::Severed,
+            Self::NoAnswer { .. } | Self::Unconnected(None) => Fault::ConnectionLost,
             Self::Unconnected(Some(error)) => match Fault::from_error(error) {
                 Fault::Final => Fault::Final,
                 _ if AccessError::from_connect(error).is_some() => Fault::Final,
-                _ => Fault::Severed,
+                _ => Fault::ConnectionLost,
             },
             Self::Panic(_) => Fault::Final,
         }
@@ -38,7 +38,7 @@ impl RequestError {
     /// Returns whether the request may have been received, and may take effect.
     pub(super) fn may_linger(&self) -> bool {
         match self {
-            Self::Refused(error) => Fault::from_error(error) == Fault::Severed,
+            Self::Refused(error) => Fault::from_error(error) == Fault::ConnectionLost,
             Self::NoAnswer { .. } | Self::Panic(_) => true,
             Self::Unconnected(_) => false,
         }

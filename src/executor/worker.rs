@@ -261,7 +261,7 @@ impl Worker {
 
     /// Gives up the connection if the failure shows that it is broken.
     fn drop_broken(&mut self, failure: &RequestError) {
-        if failure.fault() == Fault::Severed || matches!(failure, RequestError::Panic(_)) {
+        if failure.fault() == Fault::ConnectionLost || matches!(failure, RequestError::Panic(_)) {
             // An orderly close would wait for the missing answer.
             self.has_lost |= self.connection.take().is_some();
             match failure {
@@ -277,7 +277,7 @@ impl Worker {
         let had_connection = !matches!(failure, RequestError::Unconnected(_));
         let attempts = task.attempts();
         let answer_timeout = attempts.answer_timeout;
-        if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::Severed) {
+        if let Some(suspects) = self.suspects.as_ref().filter(|_| had_connection && fault == Fault::ConnectionLost) {
             self.suspect(suspects, answer_timeout);
         }
         self.suspect_others(&failure);
@@ -286,11 +286,11 @@ impl Worker {
         self.drop_broken(&failure);
         let tolerance = match fault {
             Fault::RolledBack | Fault::Blocked => CONFLICT_TOLERANCE,
-            Fault::Severed | Fault::Exhausted => OUTAGE_TOLERANCE,
+            Fault::ConnectionLost | Fault::Exhausted => OUTAGE_TOLERANCE,
             _ => Duration::ZERO,
         };
         // A lost connection says nothing about the next one, which is always tried.
-        let tries_another = fault == Fault::Severed && had_connection && !attempts.has_reconnected;
+        let tries_another = fault == Fault::ConnectionLost && had_connection && !attempts.has_reconnected;
         attempts.has_reconnected |= tries_another;
         let is_over = attempts.since.elapsed() >= tolerance && !tries_another;
         let pause = if tries_another { Duration::ZERO } else { attempts.backoff.step() };

@@ -49,7 +49,7 @@ impl ResumePolicy {
     /// Sets the minimum age of a resumed request, counted from its first attempt by the database's
     /// clock. By default, requests of any age are resumed. Set it above the time that a
     /// handler takes: otherwise each call tries the attempts in progress, too, and counts them as
-    /// [at work](Resumed::at_work), and as `sqlock_acquire_total{outcome="held"}`.
+    /// [in progress](Resumed::in_progress), and as `sqlock_acquire_total{outcome="held"}`.
     pub fn min_age(mut self, age: Duration) -> Self {
         self.min_age = age;
         self
@@ -81,7 +81,7 @@ pub struct Resumed {
     /// The number of failed requests.
     pub failed: u64,
     /// The number of requests in progress elsewhere.
-    pub at_work: u64,
+    pub in_progress: u64,
     /// The number of requests skipped because of their number of attempts.
     pub dead_letters: u64,
 }
@@ -90,7 +90,7 @@ pub struct Resumed {
 enum End {
     Done,
     Failed,
-    AtWork,
+    InProgress,
     /// Another process has ended the request in the meantime.
     EndedElsewhere,
 }
@@ -100,7 +100,7 @@ impl Resumed {
         match end {
             End::Done => self.done += 1,
             End::Failed => self.failed += 1,
-            End::AtWork => self.at_work += 1,
+            End::InProgress => self.in_progress += 1,
             End::EndedElsewhere => {}
         }
     }
@@ -180,7 +180,7 @@ impl Idempotency {
     /// Begins another attempt, unless the request is in progress or has ended.
     async fn attempt_again(&self, record: Record) -> Result<Result<Attempt, End>> {
         let Some(lease) = self.lease_request(&record.key).try_acquire().await? else {
-            return Ok(Err(End::AtWork));
+            return Ok(Err(End::InProgress));
         };
         Ok(match self.start(ClaimRequest::for_key(record.key), lease, true).await? {
             Outcome::New(attempt) => Ok(attempt),

@@ -201,7 +201,7 @@ impl Lease {
 
     /// Returns a future that completes when the lease is lost. It does not borrow the lease.
     pub(crate) fn loss_future(&self) -> impl Future<Output = LossCause> + Send + use<> {
-        let loss_future = self.held.as_ref().map(HeldLease::losing);
+        let loss_future = self.held.as_ref().map(HeldLease::loss_future);
         async move {
             match loss_future {
                 Some(loss_future) => loss_future.await,

@@ -88,7 +88,8 @@ impl FromStr for ExportedLease {
         }
         let owner: Owner = word()?.parse().map_err(|_| invalid("its owner is not 32 hexadecimal digits"))?;
         let id: AcquisitionId = word()?.parse().map_err(|_| invalid("its lease id is not 32 hexadecimal digits"))?;
-        let token = word()?.parse().ok().and_then(FencingToken::new).ok_or(invalid("its token is not a positive number"))?;
+        let token =
+            word()?.parse().ok().and_then(FencingToken::new).ok_or(invalid("its token is not a positive number"))?;
         let ttl = word()?.parse().map(Duration::from_millis).map_err(|_| invalid("its TTL is not a number"))?;
         let mode = if shared {
             let mut number = || word()?.parse().ok().filter(|n| *n > 0).ok_or(invalid("its permits are not a number"));

@@ -110,7 +110,7 @@ impl SessionConnection {
         let answer = match answer {
             Ok(answer) => Ok(answer),
             Err(error) if !has_session => return Err(StatementError::Refused(error)),
-            Err(error @ sqlx::Error::Database(_)) if Fault::from_error(&error) != Fault::Severed => {
+            Err(error @ sqlx::Error::Database(_)) if Fault::from_error(&error) != Fault::ConnectionLost => {
                 Err(StatementError::Refused(error))
             }
             Err(error) => return Err(StatementError::Lost(error.to_string())),

@@ -17,7 +17,7 @@ use crate::backend::table::Table;
 use crate::backend::{Database, Kind};
 use crate::error::{Error, Result, RowError};
 
-pub use crate::error::Overtaken;
+pub use crate::error::ConcurrentChange;
 
 /// A table of the caller's own whose rows have a version: a number that rises with each update. A
 /// write has the version that was read, and fails with [`Error::Conflict`] if the row was written
@@ -358,7 +358,7 @@ impl Versioned {
         if found == expected {
             return Error::Row { table, cause: RowError::NotWritten };
         }
-        Error::Conflict { table, expected, found, cause: Overtaken }
+        Error::Conflict { table, expected, found, cause: ConcurrentChange }
     }
 
     fn several_rows_error(&self, rows: u64) -> Error {

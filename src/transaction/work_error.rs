@@ -5,7 +5,7 @@ use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
-use crate::error::{Error, Fault, FenceError, Overtaken, RowError};
+use crate::error::{ConcurrentChange, Error, Fault, FenceError, RowError};
 
 /// An error that the closure of a transaction may return: its [sources](StdError::source) decide
 /// [what is rerun](crate::retry::Retry#what-is-rerun).
@@ -112,8 +112,9 @@ impl<E> From<sqlx::Error> for RunError<E> {
 /// Returns whether an error, or one of its sources, is a concurrent change.
 pub(super) fn is_conflict_error(error: &(dyn StdError + 'static)) -> bool {
     is_conflict_of_server(error)
-        || with_sources(error)
-            .any(|error| error.downcast_ref::<Error>().is_some_and(Error::is_conflict) || error.is::<Overtaken>())
+        || with_sources(error).any(|error| {
+            error.downcast_ref::<Error>().is_some_and(Error::is_conflict) || error.is::<ConcurrentChange>()
+        })
 }
 
 /// Returns whether an error, or one of its sources, is a concurrent change that the server has
@@ -132,7 +133,7 @@ pub(super) fn is_conflict_of_server(error: &(dyn StdError + 'static)) -> bool {
 /// change that the server has found.
 #[cfg(feature = "axum")]
 pub(crate) fn is_version_conflict(error: &(dyn StdError + 'static)) -> bool {
-    with_sources(error).any(|error| error.is::<Overtaken>()) && !is_conflict_of_server(error)
+    with_sources(error).any(|error| error.is::<ConcurrentChange>()) && !is_conflict_of_server(error)
 }
 
 /// Returns whether SQLite may have ended the transaction with an error, or one of its sources: no

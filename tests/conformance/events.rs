@@ -62,7 +62,7 @@ async fn wait_acquisition_and_release_come_in_order() {
 }
 
 #[tokio::test]
-async fn waiter_behind_its_own_client_is_told_of() {
+async fn wait_behind_own_client_is_reported() {
     let db = fresh().await;
     let locks = db.locks().await;
     let held = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
@@ -125,7 +125,7 @@ async fn loss_tells_its_cause() {
 }
 
 #[tokio::test]
-async fn takeover_from_an_expired_holder_is_told() {
+async fn takeover_from_an_expired_holder_is_reported() {
     let db = fresh().await;
     let (dead, locks) = (db.locks().await, db.locks().await);
     // No client renews an exported lease, or releases it.
@@ -178,7 +178,7 @@ async fn first_heartbeat(locks: &Locks) {
 }
 
 #[tokio::test]
-async fn failed_heartbeat_is_told_with_its_reason() {
+async fn failed_heartbeat_is_reported_with_its_reason() {
     let db = fresh().await;
     let locks = db.locks().await;
     let mut events = locks.events();

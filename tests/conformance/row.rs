@@ -152,7 +152,7 @@ async fn concurrent_creators_of_a_row_take_turns() {
 }
 
 #[tokio::test]
-async fn missing_row_hinders_nobody_who_wants_another_name() {
+async fn missing_row_does_not_block_other_names() {
     if DATABASE == Database::Sqlite {
         return one_writer_locks_everything().await;
     }

@@ -58,7 +58,7 @@ fn documented_rights(task: &str) -> Vec<(Vec<String>, String)> {
 
 fn assert_refused<T: std::fmt::Debug>(answer: Result<T, Error>) {
     let error = answer.expect_err("the right is missing");
-    assert!(matches!(error, Error::Access { cause: AccessError::NoRight, .. }), "{error:?}");
+    assert!(matches!(error, Error::Access { cause: AccessError::MissingPrivilege, .. }), "{error:?}");
 }
 
 /// Takes, shares, hands over, fences, extends and evicts.

@@ -557,7 +557,7 @@ async fn one_connection_takes_keys_of_several_types() {
 
 /// None of them is reported as a missing table of this crate.
 #[tokio::test]
-async fn errors_of_the_database_are_told_as_such() {
+async fn database_errors_are_not_retryable_conflicts() {
     let bank = bank().await;
     let error = Versioned::table("nowhere").read::<_, Row>(&bank.pool, 1).await.expect_err("no such table");
     assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");

@@ -80,7 +80,7 @@ mod tests {
         let file = DatabaseFile::named(&path);
         file.check().expect("the same file");
         rename(&other, &path).expect("replaced");
-        assert_eq!(Fault::from_error(&file.check().expect_err("another file")), Fault::Severed);
+        assert_eq!(Fault::from_error(&file.check().expect_err("another file")), Fault::ConnectionLost);
 
         let file = DatabaseFile::named(&path);
         remove_file(&path).expect("deleted");
@@ -88,6 +88,6 @@ mod tests {
         let missing = DatabaseFile::named(&path);
         missing.check().expect("no other file");
         write(&path, "").expect("a file");
-        assert_eq!(Fault::from_error(&missing.check().expect_err("another file")), Fault::Severed);
+        assert_eq!(Fault::from_error(&missing.check().expect_err("another file")), Fault::ConnectionLost);
     }
 }

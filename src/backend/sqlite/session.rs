@@ -284,7 +284,7 @@ mod tests {
         for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
             let refused = blocking(move || Err::<(), _>(kind.into())).await.expect_err("refused");
             let error = Error::from_sqlx("acquire a session lock", refused);
-            assert!(matches!(error, Error::Access { cause: AccessError::NoRight, .. }), "{error}");
+            assert!(matches!(error, Error::Access { cause: AccessError::MissingPrivilege, .. }), "{error}");
         }
         let full = blocking(|| Err::<(), _>(io::ErrorKind::StorageFull.into())).await.expect_err("refused");
         assert!(Error::from_sqlx("acquire a session lock", full).is_retryable());

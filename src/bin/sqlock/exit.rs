@@ -240,7 +240,7 @@ fn describe_access(cause: AccessError, source: &sqlx::Error) -> String {
             "Check the path, and that this user may create files in its directory: SQLite needs some beside the database."
         }
         AccessError::NoDatabase => "Check the name of the database in the URL, or create it.",
-        AccessError::NoRight => "\"sqlock doctor\" names the rights that this user needs.",
+        AccessError::MissingPrivilege => "\"sqlock doctor\" names the rights that this user needs.",
         AccessError::Tls => {
             "Check the host in the URL, the certificate of the server, and sslrootcert (MySQL: ssl-ca) in the URL."
         }

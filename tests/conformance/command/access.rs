@@ -53,7 +53,7 @@ async fn refused_password_is_no_outage() {
     assert_answer(&guarded.url("s3cret-not"), AccessError::Credentials, &["the user or the password", "Check"]).await;
     let missing = guarded.url("s3cret");
     let (base, _) = missing.rsplit_once('/').expect("a URL names a database");
-    let cause = if DATABASE == Database::Postgres { AccessError::NoDatabase } else { AccessError::NoRight };
+    let cause = if DATABASE == Database::Postgres { AccessError::NoDatabase } else { AccessError::MissingPrivilege };
     assert_answer(&format!("{base}/sqlock_missing"), cause, &["sqlock_missing"]).await;
     guarded.drop().await;
 }
@@ -89,7 +89,7 @@ async fn missing_rights_are_no_outage() {
         run(&db, &["migrate"]).await.expect(0);
         let reader = db.of_the_command().url.replace("mode=rwc", "mode=ro");
         let error = answer(&reader).await;
-        assert!(matches!(error, Error::Access { cause: AccessError::NoRight, .. }), "{error:?}");
+        assert!(matches!(error, Error::Access { cause: AccessError::MissingPrivilege, .. }), "{error:?}");
         return;
     }
     let user = Restricted::on(empty().await).await;
@@ -98,7 +98,7 @@ async fn missing_rights_are_no_outage() {
         // On these servers, a user without any right to a database does not see it.
         user.grant("SHOW VIEW").await;
     }
-    assert_answer(&user.url, AccessError::NoRight, &["lacks a right", "denied", "sqlock doctor"]).await;
+    assert_answer(&user.url, AccessError::MissingPrivilege, &["lacks a right", "denied", "sqlock doctor"]).await;
     user.drop().await;
 }
 

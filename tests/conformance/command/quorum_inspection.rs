@@ -194,7 +194,7 @@ async fn show_quorum_tells_split_and_free_names_apart() {
 }
 
 #[tokio::test]
-async fn show_quorum_admits_what_it_cannot_know() {
+async fn show_quorum_reports_unknown_state_without_answers() {
     let three = Three::with_one_down().await;
     let locks = three.two.locks().await;
     let lease = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");

@@ -190,7 +190,7 @@ async fn repeated_step_is_refused() {
 }
 
 #[tokio::test]
-async fn handler_that_knows_that_nothing_happened_says_so() {
+async fn forgotten_attempt_frees_the_key() {
     let app = app().await;
     let declined = async |attempt: &Attempt| {
         attempt.forget().await?;
@@ -267,7 +267,7 @@ async fn duplicates_of_one_owner_do_not_enter_together() {
         let reply = app.payments.attempt(&alice("a"), &request()).await.expect("attempt");
         assert!(matches!(reply, Outcome::InProgress), "{reply:?}");
         let resumed = app.payments.resume(async |_: &Attempt| Ok::<_, AppError>(7)).await.expect("resume");
-        assert_eq!((resumed.done, resumed.at_work), (0, 1));
+        assert_eq!((resumed.done, resumed.in_progress), (0, 1));
         first.complete(&1).await.expect("complete");
     };
     sqlock::Owner::random().scope(both).await;

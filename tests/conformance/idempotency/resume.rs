@@ -23,7 +23,7 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
     app.locks.sweeper().sweep().await.expect("sweep");
     assert_eq!(state(&app, "a").await, Some(("unknown", 1)));
     let resumed = app.payments.resume(async |_: &Attempt| Err::<i64, _>(AppError::Declined)).await.expect("resume");
-    assert_eq!((resumed.done, resumed.failed, resumed.at_work), (0, 1, 0));
+    assert_eq!((resumed.done, resumed.failed, resumed.in_progress), (0, 1, 0));
     assert_eq!(state(&app, "a").await, Some(("unknown", 2)));
     let resumed =
         app.payments.resume(async |attempt: &Attempt| Ok::<_, AppError>(attempt.number())).await.expect("resume");

@@ -202,7 +202,7 @@ async fn sealed_contents_are_replayed_and_not_readable() {
                 Ok::<_, AppError>("receipt 4".to_owned())
             };
             let resumed = other.resume(work).await.expect("resume");
-            if resumed.at_work == 0 {
+            if resumed.in_progress == 0 {
                 break resumed;
             }
         }

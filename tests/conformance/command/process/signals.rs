@@ -219,7 +219,7 @@ async fn signals_do_not_end_a_standby_candidate() {
 }
 
 #[tokio::test]
-async fn candidate_told_to_end_does_not_acquire_again() {
+async fn signaled_candidate_does_not_acquire_again() {
     let db = empty().await;
     let script = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done";
     let mut candidate = Running::start(sqlock(&db, &["run", "--elect", "a", "--", "sh", "-c", script]));
