@@ -68,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// Ends a holding that was not released. It is withdrawn, in case the store still knows it.
+    /// Ends a holding that was not released. It is withdrawn if the store may keep it longer.
     pub(super) fn lose(&mut self, now: Moment, name: &LockName, id: AcquisitionId, cause: LossCause) {
         let Some(state) = self.names.get_mut(name) else {
             return;
@@ -77,8 +77,13 @@ impl Engine {
             return;
         };
         let holding = state.holdings.remove(i);
-        let pause = if cause == LossCause::Expired { pause_after_expiry(holding.ttl) } else { Duration::ZERO };
-        state.withdraw_after(id, now, pause, holding.lingers || state.is_busy());
+        let (has_expired, lingers) = (cause == LossCause::Expired, holding.lingers || state.is_busy());
+        // A holding without a heartbeat ends in the store by itself; other processes may have
+        // extended it there.
+        if !has_expired || holding.is_renewed || lingers {
+            let pause = if has_expired { pause_after_expiry(holding.ttl) } else { Duration::ZERO };
+            state.withdraw_after(id, now, pause, lingers);
+        }
         for lease in holding.leaving {
             self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
         }

@@ -276,6 +276,19 @@ async fn lease_is_extended_by_token_from_other_client() {
 }
 
 #[tokio::test]
+async fn extended_lease_outlives_its_first_holders_deadline() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").ttl(Duration::from_secs(4)).renew(false).acquire().await.expect("acquire");
+    assert!(theirs.extend("a", lease.token(), LONG).await.expect("extend"));
+    assert_eq!(soon("the loss", lease.lost()).await, LossCause::Expired);
+    // Longer than the first holder's client waits before it withdraws an expired holding.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    ours.shutdown().await.expect("shutdown");
+    assert_eq!(held(&theirs).await.token, lease.token());
+}
+
+#[tokio::test]
 async fn extension_by_token_never_shortens_a_lease() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
