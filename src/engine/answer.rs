@@ -360,7 +360,11 @@ impl Engine {
             (Step::Detach(id), _) => self.on_detached(now, name, id, None),
             (Step::Look(id), _) => {
                 if let Some(holding) = state.holding(id) {
-                    (holding.looking_for, holding.look_at) = (None, Some(now + LOOK_RETRY_PAUSE));
+                    holding.look_at = Some(now + LOOK_RETRY_PAUSE);
+                    let looking_for = holding.looking_for.take().unwrap_or(0);
+                    for lease in holding.leaving.drain(..looking_for) {
+                        self.actions.push(Action::Released { lease, verdict: Verdict::Failed(error.clone()) });
+                    }
                 }
             }
             (Step::Extend(id), _) => {

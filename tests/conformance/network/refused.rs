@@ -25,6 +25,24 @@ async fn lease_survives_refused_connections_within_ttl() {
     network.assert_nothing_left(vec![locks, rival]).await;
 }
 
+/// The verdict on a lease whose owner has entered again needs a look at the row.
+#[tokio::test]
+async fn release_of_inner_lease_fails_without_the_database() {
+    let mut network = NetworkFixture::new().await;
+    let locks = network.locks().await;
+    let owner = sqlock::Owner::random();
+    let enter = || locks.lease("a").ttl(Duration::from_secs(600)).owner(owner).acquire();
+    let (outer, inner) = (enter().await.expect("acquire"), enter().await.expect("acquire"));
+    network.strike(Fault::Refused).await;
+    network.kill_idle();
+    let error = soon("a verdict", inner.release()).await.expect_err("no database");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(outer.is_held());
+    network.mend().await;
+    outer.release().await.expect("release");
+    network.assert_nothing_left(vec![locks]).await;
+}
+
 /// Interrupts the heartbeat of a client that holds this lease.
 async fn interrupt(network: &mut NetworkFixture, lease: &Lease) {
     network.strike(Fault::Refused).await;
