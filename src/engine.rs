@@ -68,7 +68,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, ClientId, Request};
+use crate::protocol::{AcquisitionId, Claim, ClientId, Request};
 use crate::token::FencingToken;
 
 /// After a notification without a name, the engine polls every name with entries, and then pauses
@@ -422,5 +422,6 @@ fn enter(holding: &mut Holding, now: Moment, hold_time: HoldTime, next_lease: &m
     if let HoldingState::Held(leases) = &mut holding.state {
         leases.push(LocalLease::new(lease, now, hold_time));
     }
-    Grant { lease, name: holding.claim.name.clone(), id: holding.id(), token: holding.token }
+    let Claim { name, mode, .. } = &holding.claim;
+    Grant { lease, name: name.clone(), id: holding.id(), token: holding.token, mode: *mode }
 }

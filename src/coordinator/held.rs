@@ -17,7 +17,7 @@ use crate::error::{Error, LossCause, Result, no_answer_within};
 use crate::executor::OperationAnswer;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{AcquisitionId, Presence, Request, Response};
+use crate::protocol::{AcquisitionId, Mode, Presence, Request, Response};
 use crate::token::FencingToken;
 
 /// How long the database may take to say whether it has a lease.
@@ -82,6 +82,10 @@ impl HeldLease {
 
     pub(crate) fn token(&self) -> FencingToken {
         self.grant.token
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.grant.mode
     }
 
     pub(crate) fn owner(&self) -> Owner {

@@ -271,6 +271,8 @@ pub(crate) struct Grant {
     pub(crate) name: LockName,
     pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
+    /// The mode of the holding, which a shared acquisition of an exclusive owner joins.
+    pub(crate) mode: Mode,
 }
 
 /// Why a caller did not get a name.

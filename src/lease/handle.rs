@@ -46,8 +46,8 @@ pub(super) struct LeaseDetails {
 }
 
 impl Lease {
-    pub(super) fn new(client: Arc<Client>, held: HeldLease, mode: Mode, ttl: Duration, hold_time: HoldTime) -> Self {
-        let (name, owner, token) = (held.name().clone(), held.owner(), held.token());
+    pub(super) fn new(client: Arc<Client>, held: HeldLease, ttl: Duration, hold_time: HoldTime) -> Self {
+        let (name, owner, token, mode) = (held.name().clone(), held.owner(), held.token(), held.mode());
         let details = LeaseDetails { name, owner, token, mode, ttl, hold_time, acquired_at: client.now() };
         Self { client, held: Some(held), details }
     }

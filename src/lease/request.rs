@@ -209,13 +209,13 @@ impl LeaseRequest {
     pub(super) async fn request(&self, wait_mode: WaitMode) -> Result<Result<Lease, Refusal>> {
         let client = &self.client;
         let spec = self.spec(wait_mode)?;
-        let (name, mode, ttl) = (spec.name.clone(), spec.mode, spec.ttl);
+        let (name, ttl) = (spec.name.clone(), spec.ttl);
         let acquisition = client.coordinator.acquire(spec);
         let answer = match (&self.on_progress, wait_mode) {
             (Some(callback), WaitMode::Wait(_)) => wait_reporting(client, &name, acquisition, &**callback).await,
             _ => acquisition.await,
         };
-        Ok(answer.map(|held| Lease::new(Arc::clone(client), held, mode, ttl, self.options.hold_time())))
+        Ok(answer.map(|held| Lease::new(Arc::clone(client), held, ttl, self.options.hold_time())))
     }
 
     /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost,

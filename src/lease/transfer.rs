@@ -155,7 +155,7 @@ impl Lease {
             Ok(mut held) => {
                 // Until this call, the text can be resumed again.
                 held.deliver();
-                Ok(Self::new(Arc::clone(client), held, mode, ttl, HoldTime::default()))
+                Ok(Self::new(Arc::clone(client), held, ttl, HoldTime::default()))
             }
             Err(Refusal::Lost) => Err(Error::Lost { name, token: exported.token, cause: LossCause::Superseded }),
             Err(refusal) => Err(refusal_error(client, refusal, name, start)),

@@ -54,6 +54,22 @@ async fn owner_reenters_inside_its_scope() {
 }
 
 #[tokio::test]
+async fn shared_lease_inside_of_exclusive_one_can_be_downgraded() {
+    let db = fresh().await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let owner = Owner::random();
+    let outer = enter(&ours, "a", owner).await;
+    let request = ours.lease("a").ttl(LONG).owner(owner).shared().acquire();
+    let mut inner = soon("the entry", request).await.expect("acquire");
+    outer.release().await.expect("release");
+    assert!(theirs.lease("a").shared().try_acquire().await.expect("try").is_none());
+    inner.downgrade().await.expect("downgrade");
+    let reader = theirs.lease("a").shared().try_acquire().await.expect("try").expect("it is shared now");
+    reader.release().await.expect("release");
+    inner.release().await.expect("release");
+}
+
+#[tokio::test]
 async fn leases_without_owner_exclude_each_other() {
     let db = fresh().await;
     let locks = db.locks().await;
