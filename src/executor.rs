@@ -194,8 +194,7 @@ impl Executor {
     /// runtime.
     pub(crate) fn abandon(&self) {
         for queue in [&self.work, &self.heartbeats] {
-            queue.close();
-            let tasks = queue.take_all();
+            let tasks = queue.abandon();
             // Without the lock: an answer may submit the next operation.
             drop(tasks);
         }

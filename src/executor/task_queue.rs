@@ -53,6 +53,8 @@ pub(super) struct QueueState {
     /// The number of workers with a task.
     busy: usize,
     is_closed: bool,
+    /// Whether the workers have ended with their runtime.
+    is_abandoned: bool,
     /// Tasks submitted after the close, while another task is being dropped.
     refused: Option<VecDeque<Box<dyn Pending>>>,
     /// Why a connection could not be opened or was lost, unless the database has answered since.
@@ -144,6 +146,10 @@ impl TaskQueue {
     /// Puts a task back, to be sent again after a pause.
     pub(super) fn put_back(&self, task: Box<dyn Pending>, pause: Duration) {
         let mut state = self.state();
+        if state.is_abandoned {
+            drop(state);
+            return self.refuse(task);
+        }
         let key = (Instant::now() + pause, state.next);
         state.next += 1;
         state.delayed.insert(key, task);
@@ -153,6 +159,10 @@ impl TaskQueue {
     /// Puts a task back, to be sent next.
     pub(super) fn put_first(&self, task: Box<dyn Pending>) {
         let mut state = self.state();
+        if state.is_abandoned {
+            drop(state);
+            return self.refuse(task);
+        }
         state.ready.push_front(task);
         self.wake(&state);
     }
@@ -197,11 +207,34 @@ impl TaskQueue {
         self.spare.notify_waiters();
     }
 
-    pub(super) fn take_all(&self) -> Vec<Box<dyn Pending>> {
+    /// Closes the queue, whose workers have ended, and returns its tasks.
+    pub(super) fn abandon(&self) -> Vec<Box<dyn Pending>> {
+        self.close();
         let mut state = self.state();
+        state.is_abandoned = true;
         let delayed = std::mem::take(&mut state.delayed).into_values();
         let (urgent, ready) = (std::mem::take(&mut state.urgent), std::mem::take(&mut state.ready));
         urgent.into_iter().chain(ready).chain(delayed).collect()
+    }
+
+    /// Returns the tasks that have waited for longer than this, if no worker has a connection, and
+    /// the database has not answered for as long.
+    pub(super) fn take_overdue(&self, tolerance: Duration) -> Vec<Box<dyn Pending>> {
+        let mut state = self.state();
+        let is_out = state.open == 0 && state.answered_at.is_none_or(|at| at.elapsed() >= tolerance);
+        if !is_out {
+            return Vec::new();
+        }
+        let is_overdue = |task: &mut Box<dyn Pending>| task.attempts().since.elapsed() >= tolerance;
+        let mut overdue = Vec::new();
+        let QueueState { urgent, ready, delayed, .. } = &mut *state;
+        for list in [urgent, ready] {
+            let mut tasks = Vec::from(std::mem::take(list));
+            overdue.extend(tasks.extract_if(.., |task| is_overdue(task)));
+            *list = tasks.into();
+        }
+        overdue.extend(delayed.extract_if(.., |_, task| is_overdue(task)).map(|(_, task)| task));
+        overdue
     }
 
     /// Counts a worker with a connection as idle until the result is dropped.

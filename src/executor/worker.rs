@@ -11,7 +11,7 @@ use super::task::{Pending, reconnecting};
 use super::task_queue::{Gathered, Open, Suspicion, TaskQueue};
 use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
-use crate::error::Fault;
+use crate::error::{Error, Fault};
 use crate::events::{Event, Publisher};
 use crate::measure;
 use crate::panics;
@@ -294,17 +294,29 @@ impl Worker {
         attempts.has_reconnected |= tries_another;
         let is_over = attempts.since.elapsed() >= tolerance && !tries_another;
         let pause = if tries_another { Duration::ZERO } else { attempts.backoff.step() };
-        let attempted = task.attempted();
+        let (attempted, reason) = (task.attempted(), failure.reason());
         if is_over {
             task.finish(Some(failure.into_error(attempted)));
         } else {
             self.queue.put_back(task, pause);
             // A subscriber of the application that panics does not end the worker.
-            let _ = panics::caught(|| tracing::debug!(attempted, reason = failure.reason(), "trying again"));
+            let _ = panics::caught(|| tracing::debug!(attempted, reason, "trying again"));
         }
         // A worker without a connection serves no task. Another worker may have a connection.
         if !had_connection {
+            if fault == Fault::ConnectionLost {
+                self.fail_overdue(&reason);
+            }
             sleep(self.backoff.step()).await;
+        }
+    }
+
+    /// Ends the tasks that have waited for longer than an outage is tolerated: each would wait for a
+    /// failed attempt of its own.
+    fn fail_overdue(&self, reason: &str) {
+        for task in self.queue.take_overdue(OUTAGE_TOLERANCE) {
+            let attempted = task.attempted();
+            task.finish(Some(Error::Unavailable { attempted, reason: reason.into(), source: None }));
         }
     }
 }

@@ -575,7 +575,9 @@ async fn value_out_of_range_is_refused_not_clamped() {
         for extension in [ms(999), ceiling + ms(1)] {
             out_of_range(lease.extend(extension).await.expect_err("extend"), extension, floor, ceiling);
         }
-        lease.release().await.expect("no extension has harmed it");
+        let released = lease.release().await;
+        // On a machine under load the shortest TTL may have passed by now.
+        assert!(released.is_ok() || ttl == floor && released.is_err_and(|error| error.is_lost()), "{ttl:?}");
     }
     let lease = locks.lease("a").max_hold(Duration::MAX).acquire().await.expect("no limit");
     assert!(lease.is_held());
@@ -782,6 +784,31 @@ async fn callers_of_one_name_fail_together_without_database() {
         } else {
             assert!(matches!(error, Error::Unavailable { .. }), "{error}");
         }
+    }
+}
+
+#[tokio::test]
+async fn callers_of_many_names_fail_together_without_database() {
+    if DATABASE == Database::Sqlite {
+        // A file that does not exist is no outage.
+        return;
+    }
+    let url = if DATABASE == Database::Postgres {
+        "postgres://postgres@127.0.0.1:9/postgres"
+    } else {
+        "mysql://root@127.0.0.1:9/test"
+    };
+    let locks = builder(connect(url, 1).await).build();
+    let calls: Vec<_> = (0..800)
+        .map(|i| {
+            let request = locks.lease(format!("n{i}"));
+            tokio::spawn(async move { request.try_acquire().await })
+        })
+        .collect();
+    // One after the other they would need more than a minute.
+    for call in calls {
+        let error = soon("an answer", call).await.expect("no panic").expect_err("no database");
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     }
 }
 
