@@ -18,7 +18,7 @@ use super::fence::{
     spawn_waiter,
 };
 use crate::support::server::{Options, Server};
-use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon};
+use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 // ---- defaults
@@ -231,6 +231,29 @@ async fn fence_works_at_every_isolation_level() {
         let error = next.fence(&mut tx).await.expect_err("evicted");
         assert!(matches!(error, Error::Lost { cause: LossCause::Superseded, .. }), "{level}: {error}");
         tx.rollback().await.expect("rollback");
+    }
+}
+
+#[tokio::test]
+async fn fence_at_any_isolation_level_lets_clients_wait_for_other_names() {
+    if DATABASE == Database::Sqlite {
+        // A transaction that writes keeps all other writers waiting.
+        return;
+    }
+    let counters = counters().await;
+    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
+    for &level in levels() {
+        let app = counters.at(level).await;
+        let fenced = ours.lease("fenced").acquire().await.expect("acquire");
+        let held = theirs.lease(level).acquire().await.expect("acquire");
+        let mut tx = app.begin().await;
+        fenced.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
+        let next = spawn_waiter(&others, level);
+        until_waiters(&theirs, level, 1).await;
+        held.release().await.expect("release");
+        soon("the hand-over", next).await.expect("no panic").release().await.expect("release");
+        tx.rollback().await.expect("rollback");
+        fenced.release().await.expect("release");
     }
 }
 

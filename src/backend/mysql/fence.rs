@@ -56,8 +56,9 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &FenceCheck) -> Res
 // Locks the row of the holding until the transaction ends: that of the name, or the entry of an
 // acquisition that shares. A row that is looked up but does not match would stay locked too, and at
 // REPEATABLE READ a missing row would lock a gap. So the inner query first reads the snapshot of
-// the transaction without locks. Bind order: name, id, token, id, token, name, id, token, id,
-// token.
+// the transaction without locks. At SERIALIZABLE that read locks as well, so entries are read only
+// of a name that entries hold: a gap of their table would keep all clients from waiting. Bind
+// order: name, id, token, id, token, name, id, token, id, token.
 #[rustfmt::skip]
 const FENCE: &str = "
 SAVEPOINT sqlock_fence;
@@ -68,7 +69,9 @@ RELEASE SAVEPOINT sqlock_fence;
    LOCK IN SHARE MODE)
  UNION ALL
 (SELECT 1 FROM sqlock_entry AS e
-  WHERE e.name = (SELECT s.name FROM sqlock_entry AS s WHERE s.name = ? AND s.id = ? AND s.token = ? AND s.owner <> '')
+  WHERE e.name = (SELECT s.name FROM sqlock_entry AS s
+                   WHERE s.name = (SELECT l.name FROM sqlock_lease AS l WHERE l.name = ? AND l.id = 'entries')
+                     AND s.id = ? AND s.token = ? AND s.owner <> '')
     AND e.id = ? AND e.token = ? AND e.owner <> ''
    LOCK IN SHARE MODE)";
 
