@@ -88,7 +88,7 @@ impl Locks {
     ///
     /// [`Error::InvalidUrl`](crate::Error::InvalidUrl),
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a database whose feature is not
-    /// enabled, [`Error::Access`](crate::Error::Access) when a single server refuses this client,
+    /// enabled, [`Error::Access`](crate::Error::Access) when each server refuses this client,
     /// and [`Error::Unavailable`](crate::Error::Unavailable), with a reason for each server, when
     /// no writable server can be reached.
     ///

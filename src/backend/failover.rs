@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::{Backend, BoxFuture, IsWaiting, SessionHolder, SessionLocks, Store, StoreFuture};
-use crate::error::{Error, Result, not_writable, reason};
+use crate::error::{AccessError, Error, Result, not_writable, reason};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_TIMEOUT;
 
@@ -44,7 +44,7 @@ impl Failover {
     ) -> Result<Box<dyn Store>, sqlx::Error> {
         let count = self.servers.len();
         let within = CONNECT_TIMEOUT.saturating_sub(RESERVE) / u32::try_from(count).unwrap_or(u32::MAX);
-        let mut reasons = Vec::with_capacity(count);
+        let (mut reasons, mut refusals) = (Vec::with_capacity(count), Vec::new());
         let first = self.first.load(Ordering::Relaxed);
         for i in (first..count).chain(0..first) {
             let server = &*self.servers[i];
@@ -61,9 +61,14 @@ impl Failover {
                 Ok(Err(error)) => {
                     let reason = reason(&error);
                     reasons.push(if reason.contains(&address) { reason } else { format!("{address}: {reason}") });
+                    refusals.extend(AccessError::from_connect(&error).map(|_| error));
                 }
                 Err(_) => reasons.push(format!("{address}: no connection within {within:?}")),
             }
+        }
+        // Another attempt would fail in the same way only if all servers have refused this client.
+        if refusals.len() == count {
+            return Err(refusals.swap_remove(0));
         }
         Err(not_writable(format!("none of the {count} servers accepts writes: {}", reasons.join("; "))))
     }

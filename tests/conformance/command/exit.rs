@@ -237,7 +237,9 @@ async fn configuration() -> Table {
             refused("an unknown database", "missing", tried(format!("{base}/sqlock_missing?{query}")).await);
             let guarded = Guarded::start(&db).await;
             tried(guarded.url("s3cret")).await.expect(0);
-            refused("a wrong password", &guarded.user, tried(guarded.url("s3cret-not")).await);
+            let wrong = guarded.url("s3cret-not");
+            refused("a wrong password", &guarded.user, tried(wrong.clone()).await);
+            refused("a wrong password on two servers", &guarded.user, tried(format!("{wrong},{wrong}")).await);
             refused("an unknown user", "nobody", tried(guarded.url("s3cret").replace(&guarded.user, "nobody")).await);
             guarded.drop().await;
         }
