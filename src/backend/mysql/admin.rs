@@ -142,7 +142,7 @@ DELETE e
   FROM (SELECT STRAIGHT_JOIN s.name, s.id
           FROM (SELECT UNHEX(j.hex) AS name, j.id
                   FROM JSON_TABLE(?, '$[*]' COLUMNS (
-                       hex VARCHAR(510) PATH '$[0]',
+                       hex VARCHAR(510) CHARACTER SET ascii COLLATE ascii_bin PATH '$[0]',
                        id VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$[1]')) AS j LIMIT 1000000) AS n
           JOIN sqlock_entry AS s FORCE INDEX (PRIMARY) ON s.name = n.name AND s.id = n.id
          LIMIT 1000000 FOR UPDATE SKIP LOCKED) AS q
@@ -171,11 +171,16 @@ SELECT s.name FROM sqlock_row AS s WHERE s.name > ? AND s.name <= ? AND s.seen_a
 /// hex.
 macro_rules! unlocked {
     ($table:literal) => {
-        concat!("
+        concat!(
+            "
        (SELECT STRAIGHT_JOIN s.name
-          FROM (SELECT UNHEX(j.hex) AS name FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$')) AS j LIMIT 1000000) AS n
-          JOIN ", $table, " AS s FORCE INDEX (PRIMARY) ON s.name = n.name
-         LIMIT 1000000 FOR UPDATE SKIP LOCKED)")
+          FROM (SELECT UNHEX(j.hex) AS name FROM JSON_TABLE(?, '$[*]' COLUMNS (
+                       hex VARCHAR(510) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS j LIMIT 1000000) AS n
+          JOIN ",
+            $table,
+            " AS s FORCE INDEX (PRIMARY) ON s.name = n.name
+         LIMIT 1000000 FOR UPDATE SKIP LOCKED)"
+        )
     };
 }
 

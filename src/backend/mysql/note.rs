@@ -70,7 +70,9 @@ const STALE_BEFORE: &str = stale!("n.name = ? AND n.token < ?");
 const DELETE: &str = "
 DELETE n
   FROM (SELECT UNHEX(j.hex) AS name, j.token
-          FROM JSON_TABLE(?, '$[*]' COLUMNS (hex VARCHAR(510) PATH '$[0]', token BIGINT PATH '$[1]')) AS j LIMIT 1000000) AS q
+          FROM JSON_TABLE(?, '$[*]' COLUMNS (
+                 hex VARCHAR(510) CHARACTER SET ascii COLLATE ascii_bin PATH '$[0]',
+                 token BIGINT PATH '$[1]')) AS j LIMIT 1000000) AS q
        STRAIGHT_JOIN sqlock_note AS n FORCE INDEX (PRIMARY) ON n.name = q.name AND n.token = q.token";
 
 /// Deletes the notes of former holders, except the latest note of each name.
