@@ -41,6 +41,14 @@ pub trait Dialect: sqlx::Database {
         query: &'a mut sqlx::QueryBuilder<Self>,
     ) -> StoreFuture<'a, Vec<Self::Row>>;
 
+    /// Runs a `SELECT *`, whose columns may change between two runs, and returns its rows.
+    fn fetch_all_columns<'a>(
+        conn: &'a mut Self::Connection,
+        query: &'a mut sqlx::QueryBuilder<Self>,
+    ) -> StoreFuture<'a, Vec<Self::Row>> {
+        Self::fetch(conn, query)
+    }
+
     /// Ends an unfinished transaction before the connection is reused. Returns `false` if the
     /// connection must be closed instead.
     fn reset(conn: &mut Self::Connection) -> StoreFuture<'_, bool> {

@@ -142,8 +142,9 @@ impl Versioned {
     ///
     /// # Errors
     ///
-    /// [`Error::Database`], also when the row cannot be read as a `T`; [`Error::Unavailable`];
-    /// [`Error::PoolExhausted`]; [`Error::Row`] when the key is not unique;
+    /// [`Error::Database`], also when the row cannot be read as a `T`, and on PostgreSQL once on
+    /// each connection that has read the table before its columns changed: the next call reads it;
+    /// [`Error::Unavailable`]; [`Error::PoolExhausted`]; [`Error::Row`] when the key is not unique;
     /// [`Error::InvalidIdentifier`].
     ///
     /// # Cancel safety
@@ -164,7 +165,8 @@ impl Versioned {
         async move {
             let mut query = statement?;
             let mut conn = connection.await.map_err(|e| Error::from_caller("read a row", e))?;
-            let rows = DB::fetch(&mut conn, &mut query).await.map_err(|e| Error::from_caller("read a row", e))?;
+            let rows =
+                DB::fetch_all_columns(&mut conn, &mut query).await.map_err(|e| Error::from_caller("read a row", e))?;
             let [row] = rows.as_slice() else {
                 return if rows.is_empty() { Ok(None) } else { Err(this.several_rows_error(rows.len() as u64)) };
             };

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::{PgRow, PgTypeInfo};
-use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, QueryBuilder, Row as _, TypeInfo as _};
+use sqlx::{AssertSqlSafe, Connection as _, Executor, PgConnection, Postgres, QueryBuilder, Row as _, TypeInfo as _};
 
 use crate::backend::StoreFuture;
 use crate::backend::dialect::{Clauses, Column, ColumnLookup, Dialect, LockFailure, Locking, Unique, Wait};
@@ -66,6 +66,21 @@ impl Dialect for Postgres {
 
     fn fetch<'a>(conn: &'a mut PgConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, Vec<Self::Row>> {
         Box::pin(query.build().fetch_all(conn))
+    }
+
+    /// PostgreSQL refuses a cached statement whose columns have changed (feature_not_supported), and
+    /// sqlx does not prepare it again by itself. The next call does.
+    fn fetch_all_columns<'a>(
+        conn: &'a mut PgConnection,
+        query: &'a mut QueryBuilder<Self>,
+    ) -> StoreFuture<'a, Vec<Self::Row>> {
+        Box::pin(async move {
+            let rows = query.build().fetch_all(&mut *conn).await;
+            if matches!(&rows, Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("0A000")) {
+                conn.clear_cached_statements().await?;
+            }
+            rows
+        })
     }
 
     fn execute<'a>(conn: &'a mut PgConnection, query: &'a mut QueryBuilder<Self>) -> StoreFuture<'a, u64> {

@@ -42,6 +42,15 @@ impl Dialect for Sqlite {
         Box::pin(query.build().fetch_all(conn))
     }
 
+    /// The statement is not cached: sqlx reads the rows of a cached statement by the columns that the
+    /// table had when it was first prepared, and its worker panics at another column.
+    fn fetch_all_columns<'a>(
+        conn: &'a mut SqliteConnection,
+        query: &'a mut QueryBuilder<Self>,
+    ) -> StoreFuture<'a, Vec<Self::Row>> {
+        Box::pin(query.build().persistent(false).fetch_all(conn))
+    }
+
     fn reset(conn: &mut SqliteConnection) -> StoreFuture<'_, bool> {
         Box::pin(async move {
             super::reset(conn).await?;
