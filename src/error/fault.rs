@@ -96,11 +96,13 @@ impl Fault {
     #[cfg(feature = "postgres")]
     fn from_postgres(code: &str) -> Self {
         match code {
-            // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout,
-            // idle_in_transaction_session_timeout; class 08 is connection_exception.
-            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => Self::ConnectionLost,
+            // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped,
+            // idle_session_timeout, idle_in_transaction_session_timeout, transaction_timeout; class
+            // 08 is connection_exception.
+            "57P01" | "57P02" | "57P03" | "57P04" | "57P05" | "25P03" | "25P04" => Self::ConnectionLost,
             c if c.starts_with("08") => Self::ConnectionLost,
-            "53300" => Self::Exhausted,
+            // disk_full, out_of_memory, too_many_connections.
+            "53100" | "53200" | "53300" => Self::Exhausted,
             // serialization_failure, deadlock_detected.
             "40001" | "40P01" => Self::RolledBack,
             // lock_not_available.
