@@ -85,11 +85,14 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 ///   into a savepoint: `tx.begin()`.)
 /// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
 ///   the run then ends with [`Error::CommitUnknown`], unless the closure returns an error that is
-///   no conflict. (While the transaction runs, `autocommit` is off in its session there.) On
-///   SQLite, a full disk and `INSERT OR ROLLBACK` end a transaction as well; if the closure goes on
-///   after that, the run ends with [`Error::CommitUnknown`], because later statements commit by
-///   themselves. PostgreSQL does not report such an end: the part that was committed inside has
-///   taken effect.
+///   no conflict, or a conflict after which the server has rolled back, such as a deadlock: then the
+///   closure is rerun, and the part before the DDL takes effect again. (While the transaction runs,
+///   `autocommit` is off in its session there.) PostgreSQL does not report such an end: the part
+///   that was committed inside has taken effect.
+/// - On SQLite, a full disk, `INSERT OR ROLLBACK` and a trigger's `RAISE(ROLLBACK, …)` end a
+///   transaction as well. Later statements of the closure would commit by themselves, so the run
+///   ends with [`Error::CommitUnknown`]; only after a full disk, a closure that returns the error
+///   at once gets its own error. Use `OR ABORT` and `RAISE(ABORT, …)`.
 #[derive(Clone, Debug)]
 #[must_use = "a retry does nothing until run is awaited"]
 pub struct Retry {
