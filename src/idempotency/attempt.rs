@@ -304,8 +304,11 @@ impl Attempt {
         if found.records.iter().any(|record| record.state == RecordState::Done && record.token == token) {
             return Ok(());
         }
-        self.unknown().await?;
-        Err(self.unknown_error("commit the result under"))
+        match self.unknown().await {
+            // The commit has ended in the meantime.
+            Err(Error::AlreadyCompleted) => Ok(()),
+            ended => ended.and_then(|()| Err(self.unknown_error("commit the result under"))),
+        }
     }
 
     /// Completes the request if the result can be read back. Otherwise records that the effect is
@@ -328,7 +331,7 @@ impl Attempt {
         let outcome = while_held(work(&self), || self.lease.is_held(), self.lease.lost()).await;
         let conclusion = self.conclusion();
         match outcome {
-            Err(_) => Err(self.lost_error().into()),
+            Err(cause) => Err(self.lease.loss_error(cause).into()),
             Ok(Ok(value)) => {
                 let stored = match conclusion {
                     Conclusion::Open => self.complete_legibly(&value).await,

@@ -48,8 +48,11 @@ impl Idempotency {
     /// # }
     /// ```
     ///
-    /// Call it once in a transaction: a second call, before the result is stored, returns
-    /// [`Outcome::InProgress`] or a replay of `null`. The call may come at any point of the
+    /// A claim that is committed without its result counts as done, with `null` as its result; on
+    /// MySQL and MariaDB, where DDL commits it, as [`Outcome::Unknown`].
+    ///
+    /// Call it once in a transaction: a second call, before the result is stored, returns another
+    /// outcome than `New`. The call may come at any point of the
     /// transaction, but a duplicate repeats the statements before it. A duplicate in progress is
     /// reported at once, [with the exceptions of `run`](Self::run); [`wait`](Self::wait) has no
     /// effect here.
@@ -74,7 +77,7 @@ impl Idempotency {
         key: &IdempotencyKey,
         request: &Fingerprint,
     ) -> Result<Outcome<Claim, Stored>> {
-        let claim = self.claim_request(key, request)?;
+        let claim = self.transaction_claim::<DB>(key, request)?;
         if DB::CLAIM_MAY_WAIT
             && let Some(outcome) = self.peek(&claim).await?
         {
@@ -168,7 +171,7 @@ impl Idempotency {
 
 /// A key that the caller's transaction has claimed. Made by [`Idempotency::begin`].
 #[derive(Debug)]
-#[must_use = "a claim that is committed without its result is replayed as null"]
+#[must_use = "a claim that is committed without its result is replayed as null, or unknown"]
 pub struct Claim {
     id: String,
     /// The state of the record until the result is stored.

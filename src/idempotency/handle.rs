@@ -88,8 +88,9 @@ pub(super) const REQUEST_LIMIT: usize = 1 << 20;
 /// # Two modes
 ///
 /// - **In one transaction**: [`run`](Self::run), or [`begin`](Self::begin) in a transaction of your
-///   own. For effects in this database. A crash cannot leave a key "in progress", because an
-///   uncommitted claim does not exist.
+///   own. For effects in this database. A crash cannot leave a key "in progress", because the
+///   server rolls the claim back when it notices the lost connection (after a host is lost, see
+///   [limits](crate::guide::limits)).
 /// - **Under a lease**: [`attempt`](Self::attempt) and [`run_leased`](Self::run_leased), for
 ///   effects elsewhere, such as at a payment provider. The key is claimed by a lease, the provider
 ///   is called with a [key of its own](crate::idempotency::Attempt::provider_key), and an unknown
@@ -252,6 +253,17 @@ impl Idempotency {
             issued: key.is_issued(),
             is_unknown_until_done: false,
         })
+    }
+
+    /// Makes the claim of a transaction. A claim that a statement of the transaction commits has no
+    /// result, and would be replayed as null.
+    pub(super) fn transaction_claim<DB: Database>(
+        &self,
+        key: &IdempotencyKey,
+        request: &Fingerprint,
+    ) -> Result<ClaimRequest> {
+        let is_unknown_until_done = DB::COMMITS_IMPLICITLY;
+        Ok(ClaimRequest { is_unknown_until_done, ..self.claim_request(key, request)? })
     }
 
     pub(super) fn check_transaction<DB: Database>(&self, tx: &Transaction<'_, DB>) -> Result<()> {

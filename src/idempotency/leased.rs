@@ -86,9 +86,11 @@ impl Idempotency {
             let mut attempt = Attempt::new(self.clone(), record, lease, answer.may_linger);
             match request {
                 Ok(request) => attempt.request = request,
-                // An earlier attempt may have had an effect.
+                // The work has not begun, so the next request with the key continues the attempt.
                 Err(error) => {
-                    attempt.unknown().await?;
+                    if resume {
+                        attempt.unknown().await?;
+                    }
                     attempt.release().await;
                     return Err(error);
                 }

@@ -123,7 +123,8 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Decodes the result, which is null if a claim was committed without a result.
+    /// Decodes the result, which is null if a claim was committed without a
+    /// result (not on MySQL and MariaDB).
     ///
     /// # Errors
     ///

@@ -108,9 +108,7 @@ impl Idempotency {
         T: Serialize + DeserializeOwned,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>> + Clone,
     {
-        // Otherwise a claim that a statement of the work commits would be replayed as null.
-        let is_unknown_until_done = DB::COMMITS_IMPLICITLY;
-        let claim = ClaimRequest { is_unknown_until_done, ..self.claim_request(key, request)? };
+        let claim = self.transaction_claim::<DB>(key, request)?;
         self.check_pool(pool).await?;
         let start = Instant::now();
         let (mut pauses, doubt) = (IN_PROGRESS_BACKOFF, CommitDoubt::default());

@@ -459,7 +459,7 @@ async fn pool_of_another_database_is_refused() {
 
 /// A claim that was committed without its result has taken effect.
 #[tokio::test]
-async fn claim_committed_without_result_replays_null() {
+async fn claim_committed_without_result_runs_no_work() {
     let app = app().await;
     let mut tx = app.begin().await;
     let _claim = claimed(app.payments.begin(&mut tx, &alice("a"), &request()).await);
@@ -469,7 +469,8 @@ async fn claim_committed_without_result_replays_null() {
         .run(&app.counters.pool, &alice("a"), &request(), async |_| Ok::<_, AppError>(Some(1)))
         .await
         .expect("run");
-    assert_eq!(reply, Outcome::Replay(None));
+    let committed = if DATABASE.is_mysql() { Outcome::Unknown } else { Outcome::Replay(None) };
+    assert_eq!(reply, committed);
 }
 
 #[tokio::test]

@@ -105,7 +105,7 @@ pub(super) async fn forget<DB: RecordDialect>(
 ) -> Result<u64, sqlx::Error> {
     let mut query = QueryBuilder::new("UPDATE sqlock_idem SET state = 'issued', fingerprint = ");
     DB::push_bytes(&mut query, &[]);
-    query.push(", attempts = 0, permanent = 0, request = NULL, expires_at = issued_until");
+    query.push(", token = 0, attempts = 0, permanent = 0, request = NULL, expires_at = issued_until");
     push_if_unfinished(&mut query, id, token);
     query.push(" AND issued_until > ").push(DB::NOW);
     let mut forgotten = DB::execute(conn, &mut query).await?;

@@ -86,11 +86,12 @@ fn delete_from<DB: RecordDialect>(table: &str) -> QueryBuilder<DB> {
     }
 }
 
-/// The condition that a step in this table has no record, or one in the state `expired`.
+/// The condition that a step in this table belongs to no request: its record does not exist, or has
+/// no request any more, or none yet.
 fn push_orphaned<DB: RecordDialect>(query: &mut QueryBuilder<DB>, steps: &str) {
     query.push(format_args!(
         "NOT EXISTS (SELECT 1 FROM sqlock_idem AS r
-                      WHERE r.id = {steps}.id AND r.created_at = {steps}.begun AND r.state <> 'expired')"
+                      WHERE r.id = {steps}.id AND r.created_at = {steps}.begun AND r.state NOT IN ('expired', 'issued'))"
     ));
 }
 

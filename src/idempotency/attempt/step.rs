@@ -35,7 +35,7 @@ impl Attempt {
             return Ok(done);
         }
         if !self.lease.is_held() {
-            return Err(self.lost_error().into());
+            return Err(self.lease.loss_error(self.lease.loss_cause()).into());
         }
         let result = work().await?;
         let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.result_limit)?)?;
@@ -44,7 +44,8 @@ impl Attempt {
             // A command that is repeated after a lost reply finds its result stored.
             return match self.recall(name).await? {
                 Some(done) if self.lease.is_held() => Ok(done),
-                _ => Err(self.lost_error().into()),
+                Some(_) => Err(self.lease.loss_error(self.lease.loss_cause()).into()),
+                None => Err(self.lost_error().into()),
             };
         }
         Ok(result)

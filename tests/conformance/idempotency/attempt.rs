@@ -398,7 +398,10 @@ async fn forgotten_attempt_leaves_issued_token_valid() {
     for _ in 0..2 {
         let first = attempt(app.payments.clone().wait(SOON).attempt(&key, &another()).await).await;
         assert_eq!(first.number(), 1);
+        first.step("charge", async || Ok::<_, Error>(1)).await.expect("step");
         first.forget().await.expect("forget");
+        let record = app.payments.inspect(&key).await.expect("inspect").expect("issued");
+        assert_eq!((record.token, record.steps.len()), (None, 0));
     }
     let reply = app.payments.clone().wait(SOON).run_leased(&key, &request(), async |_| Ok::<_, Error>(1)).await;
     assert_eq!(reply.expect("run"), Outcome::New(1));

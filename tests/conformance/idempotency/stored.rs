@@ -272,6 +272,19 @@ async fn result_that_cannot_be_sealed_is_not_stored() {
 }
 
 #[tokio::test]
+async fn attempt_whose_request_cannot_be_opened_is_continued() {
+    let app = app().await;
+    let request = request().with_request("card");
+    let broken = app.payments.clone().seal(|_, bytes| Ok::<_, &str>(bytes.to_vec()), |_, _| Err("no key"));
+    is_sealed(broken.attempt(&alice("a"), &request).await);
+    assert_eq!(state(&app, "a").await, Some(("started", 1)));
+    let mended =
+        app.payments.clone().seal(|_, bytes| Ok::<_, &str>(bytes.to_vec()), |_, bytes| Ok::<_, &str>(bytes.to_vec()));
+    let next = attempt(mended.wait(SOON).attempt(&alice("a"), &request).await).await;
+    assert_eq!(next.number(), 2);
+}
+
+#[tokio::test]
 async fn plain_results_still_replay_with_a_seal() {
     let app = app().await;
     assert_eq!(app.charge(&alice("before")).await, Outcome::New(1));
