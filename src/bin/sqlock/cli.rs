@@ -70,7 +70,8 @@ pub enum Subcommand {
     /// Create the tables, or bring them up to date.
     ///
     /// Any number of processes may do this at once. "run", "acquire" and "bench" do it when the
-    /// tables are missing, unless --no-migrate is given; with --quorum, no subcommand does.
+    /// tables are missing, unless --no-migrate is given; with --quorum, no subcommand does. On SQLite
+    /// the tables are in a file of their own, except with --same-file (see there).
     Migrate,
     Schema(schema::Arguments),
     Sweep(sweep::Arguments),

@@ -327,7 +327,7 @@ async fn resolve_ends_unknown_outcome_and_show_names_operator() {
     // An attempt in progress cannot be resolved.
     let attempt = app.attempt(&alice("order-3")).await;
     let token = attempt.token().to_string();
-    assert!(resolve("order-3", &token, &["--done"], 79).await.contains("it is started"));
+    assert!(resolve("order-3", &token, &["--done"], 79).await.contains("its attempt is in progress"));
     assert!(resolve("order-4", "17", &["--done"], 79).await.contains("it has no record"));
     for wrong in [&[][..], &["--done", "--failed"], &["--done", "--result", "{"], &["--failed", "--result", "1"]] {
         resolve("order-3", &token, wrong, 64).await;

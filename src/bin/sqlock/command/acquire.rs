@@ -16,7 +16,7 @@ use crate::majority::Majority;
 use crate::pool::LeaseFilter;
 use crate::relocation;
 use crate::signals::Signals;
-use crate::stderr::quote;
+use crate::stderr::{self, quote};
 use crate::stdout;
 
 /// Acquire a lease and leave it held, for the steps of a CI job or a script.
@@ -62,6 +62,12 @@ async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
                 format!("the lease on {} has ended already", quote(lease.name().as_str())),
             )),
         },
+        // The lease is held even if its row cannot be read.
+        Err(_) if lease.is_held() => {
+            let expires_at = describe::format_expiry(lease.remaining());
+            let (name, owner) = (lease.name().as_str(), Some(lease.owner()));
+            stdout::print_json(&describe::estimated_grant_to_json(name, lease.token(), owner, &expires_at))
+        }
         Err(error) => Err(error.into()),
     };
     match printed {
@@ -69,7 +75,12 @@ async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
         Ok(()) => lease.export().map(|_| 0).map_err(Failure::from),
         // The token was not printed, so the script could not release the lease.
         Err(failure) => {
-            let _ = lease.release().await;
+            let name = quote(lease.name().as_str());
+            if lease.release().await.is_err_and(|error| !error.is_lost()) {
+                stderr::print_warning(&format!(
+                    "{name} could not be released: it stays taken until its TTL has passed"
+                ));
+            }
             Err(failure)
         }
     }

@@ -222,12 +222,18 @@ async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
     let list = async || db.read(async || idempotency.records_in(namespace, state, limit).await).await;
     let mut records = list().await?;
     let mut held = Vec::new();
-    if records.iter().any(|record| record.state == RecordState::Started) {
+    while records.iter().any(|record| record.state == RecordState::Started) {
         held = db.read(async || db.locks.list(LEASE_PREFIX).await).await?;
-    }
-    if records.iter().any(|record| has_died(record, &held)) {
-        // The attempt may have ended between the two reads.
+        let attempt = |record: &RecordInfo| (record.lease.clone(), record.token);
+        let dead: Vec<_> = records.iter().filter(|record| has_died(record, &held)).map(attempt).collect();
+        if dead.is_empty() {
+            break;
+        }
+        // An attempt may have ended between the two reads, and another one may have begun.
         records = list().await?;
+        if records.iter().all(|record| !has_died(record, &held) || dead.contains(&attempt(record))) {
+            break;
+        }
     }
     let all = records.len() <= args.limit as usize;
     records.truncate(args.limit as usize);
@@ -246,13 +252,19 @@ async fn ls(db: &Database, args: LsArgs) -> Result<(), Failure> {
 
 async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
     let (idempotency, key) = (args.key.idempotency(db), args.key.key());
-    let mut record = db.read(async || idempotency.inspect(&key).await).await?;
-    let held = match &record {
-        Some(record) => db.read(async || db.locks.inspect(&record.lease).await).await?,
-        None => None,
-    };
-    if record.as_ref().is_some_and(|record| has_died(record, held.as_slice())) {
-        record = db.read(async || idempotency.inspect(&key).await).await?;
+    let inspect = async || db.read(async || idempotency.inspect(&key).await).await;
+    let (mut record, mut held) = (inspect().await?, None);
+    while let Some(RecordInfo { state: RecordState::Started, lease, token, .. }) = &record {
+        held = db.read(async || db.locks.inspect(lease).await).await?;
+        if held.is_some() {
+            break;
+        }
+        // The attempt may have ended between the two reads, and another one may have begun.
+        let (dead, now) = (*token, inspect().await?);
+        record = now;
+        if record.as_ref().is_some_and(|record| record.token == dead) {
+            break;
+        }
     }
     let held = held.as_ref().filter(|_| record.as_ref().is_some_and(|record| record.state == RecordState::Started));
     let resolutions = db.read(async || idempotency.resolutions(&key).await).await?;
@@ -326,6 +338,9 @@ fn refusal(key_args: &KeyArgs, token: FencingToken, verb: &str, now: Option<&Rec
         None => "it has no record".into(),
         Some(RecordInfo { state: RecordState::Done, .. }) => "it is done".into(),
         Some(RecordInfo { state: RecordState::Issued, .. }) => "it is not used yet".into(),
+        Some(RecordInfo { state: RecordState::Started, token: Some(latest), .. }) if *latest == token => {
+            "its attempt is in progress: it still held the lease on the key".into()
+        }
         Some(RecordInfo { state, token: Some(latest), .. }) => format!("it is {state}, by token {latest}"),
         Some(RecordInfo { state, .. }) => format!("it is {state}"),
     };

@@ -108,7 +108,7 @@ async fn stubborn_children_are_killed_before_the_release() {
 
 /// The command exits by itself, and its child still works.
 const BACKGROUND: &str = r#"
-sh -c 'trap "echo TERM >&3; exit" TERM; echo up >&3; until read go <"$ORDERS"; do :; done; echo done >&3' &
+sh -c 'trap "echo TERM >&3; exit" TERM; trap "echo HUP >&3" HUP; echo up >&3; until read go <"$ORDERS"; do :; done; echo done >&3' &
 exit 3
 "#;
 
@@ -117,8 +117,12 @@ async fn name_stays_held_until_process_group_ends() {
     let fixture = CommandFixture::new().await;
     let mut holder = fixture.start(&["--kill-after", "1", "--ttl", "9", "a"], BACKGROUND).up().await;
     holder.stderr.shows("stays held until its background processes have ended").await;
-    // The lease is renewed after the command has ended.
-    fixture.renewed("a").await;
+    holder.signal(Signal::SIGHUP);
+    assert_eq!(holder.report.line().await, "HUP");
+    // The lease is renewed after the command has ended. HUP does not set the limit of --kill-after.
+    for _ in 0..2 {
+        fixture.renewed("a").await;
+    }
     assert!(!fixture.is_free("a").await);
     holder.order("go");
     assert_eq!(holder.report.line().await, "done");

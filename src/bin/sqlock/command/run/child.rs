@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
@@ -19,12 +20,14 @@ use crate::environment::{NAME_VARIABLE, OUTER_OWNERS_VARIABLE, OWNER_VARIABLE, e
 use crate::exit::{self, Failure};
 use crate::lease::HeldLease;
 use crate::process_list;
-use crate::stderr::quote;
+use crate::stderr::{self, quote};
 
 /// The command while it runs.
 pub struct Child {
     pid: Pid,
     process_tree: ProcessTree,
+    /// Whether the system has refused a signal to all processes of the group.
+    is_out_of_reach: AtomicBool,
 }
 
 /// A change of the state of a process.
@@ -87,7 +90,7 @@ impl Child {
             }
             Err(error) => return Err(start_failure(program, &error)),
         };
-        Ok(Self { pid, process_tree: ProcessTree { group: pid, marker } })
+        Ok(Self { pid, process_tree: ProcessTree { group: pid, marker }, is_out_of_reach: AtomicBool::new(false) })
     }
 
     /// Returns the process group of the command.
@@ -114,7 +117,20 @@ impl Child {
 
     /// Sends a signal to the process group, if any process of it is left.
     pub fn signal(&self, signal: Signal) {
-        let _ = killpg(self.pid, signal);
+        self.record_refusal(killpg(self.pid, signal));
+    }
+
+    /// Prints a warning at the first signal that the system refuses.
+    fn record_refusal(&self, sent: Result<(), Errno>) {
+        let is_refused = sent == Err(Errno::EPERM) && !self.process_tree.is_defunct();
+        if is_refused && !self.is_out_of_reach.swap(true, Ordering::Relaxed) {
+            stderr::print_warning("no signal can be sent to the command, because it runs as another user");
+        }
+    }
+
+    /// Returns whether the system has refused a signal to all processes of the group.
+    pub fn is_out_of_reach(&self) -> bool {
+        self.is_out_of_reach.load(Ordering::Relaxed)
     }
 
     /// Returns whether any process of the group is alive. Zombies do not count: their parent may
@@ -132,6 +148,7 @@ impl Child {
     /// Kills the command and all processes that it has started.
     pub fn kill(&self) {
         self.process_tree.kill(getpid());
+        self.record_refusal(killpg(self.pid, None));
     }
 }
 

@@ -328,13 +328,11 @@ impl Supervisor<'_> {
 
     /// Handles a signal to sqlock.
     fn handle_signal(&self, signal: Signal, lease: &HeldLease, progress: &mut Progress) {
-        if !signals::is_termination(signal) {
+        // A command may take HUP for "reload" and QUIT for "report".
+        if !matches!(signal, Signal::SIGINT | Signal::SIGTERM) {
             return self.forward(signal, lease);
         }
-        // A command may take HUP for "reload" and QUIT for "report".
-        if matches!(signal, Signal::SIGINT | Signal::SIGTERM) {
-            (progress.is_terminating, progress.is_interrupted) = (true, true);
-        }
+        (progress.is_terminating, progress.is_interrupted) = (true, true);
         self.terminate(signal, lease, progress);
     }
 
@@ -388,7 +386,10 @@ impl Supervisor<'_> {
         let name = quote(lease.name().as_str());
         Ok(Completion {
             code,
-            stopped: reason.map(|reason| format!("the lease on {name} ended: {reason}; the command was stopped")),
+            stopped: reason.map(|reason| {
+                let end = if self.child.is_out_of_reach() { "could not be stopped" } else { "was stopped" };
+                format!("the lease on {name} ended: {reason}; the command {end}")
+            }),
             is_interrupted: progress.is_interrupted,
         })
     }
