@@ -44,7 +44,7 @@
 //! | version | 1, and your own read; 1 more when it fails | the transaction's, or any | none; a failed write is repeated | nothing was held |
 //! | lease | 1 to acquire (several if it is shared), 1 to release, 1 each third of the shortest TTL, at least 1 a second, to renew, however many are held | 3 at most for all leases of a client (SQLite: 2) | in a queue, first come, first served | free after the TTL at most |
 //! | fence | 1, the first in its transaction | the transaction's | the next holder, until the transaction ends | rolled back |
-//! | idempotency | 2 in its transaction; MySQL and MariaDB 1 more of the client | the transaction's | a duplicate receives "in progress", or waits without a connection | rolled back, and the key is free |
+//! | idempotency | 2 in its transaction; MySQL and MariaDB 1 more of the client | the transaction's | a duplicate receives "in progress", or waits without a connection | rolled back, and the key is free, once the server notices |
 //! | session lock | 1 to acquire, 1 to release, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |
 //!
 //! Every waiter of a row lock has a connection, so a thousand waiters have a thousand connections.

@@ -2,7 +2,8 @@
 //!
 //! **Which TTL?** The default, 30 seconds, unless a crash must free the name sooner. It limits
 //! neither the work nor the wait. It should be longer than a pause of the process and a failover of
-//! the database: a shorter interruption loses no lease.
+//! the database: a shorter interruption loses no lease. (The command stops its
+//! child `--kill-after` before the end of the lease.)
 //!
 //! **Must I check `is_held` all the time?** No. [`run`](crate::LeaseRequest::run) drops the work
 //! when the lease is lost; a [fence](crate::Lease::fence) protects the data even if the process was

@@ -45,6 +45,11 @@
 //! - **A transaction that was ended by hand**, by `COMMIT` as text or by DDL on MySQL, still counts
 //!   as open for sqlx. A fence asks the database, except on a Galera cluster, and is refused. A row
 //!   lock does not ask: it ends with its own statement.
+//! - **A host that vanishes in a transaction**, without closing its connections, keeps the locks of
+//!   the transaction until the server notices: row locks, and keys that
+//!   [`run`](crate::idempotency::Idempotency::run) has claimed. That takes hours with the defaults.
+//!   PostgreSQL: set `tcp_keepalives_idle` or `idle_in_transaction_session_timeout`; MariaDB:
+//!   `idle_transaction_timeout`; MySQL: `wait_timeout`. Leases are free after their TTL.
 //! - **Locks of other programs on the tables of sqlock.** An acquisition that waits for such a lock
 //!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind
 //!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.

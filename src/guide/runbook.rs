@@ -111,7 +111,8 @@
 //!
 //! [`Error::Access`] does not go away by itself: the password, the database, a right, the pooler or
 //! the server's role is wrong. [`Error::NotMigrated`]: `sqlock migrate`, with a user that may
-//! create tables, or the statements of `sqlock schema` among your own migrations.
+//! create tables (on SQLite `sqlock --same-file migrate`: without it, the command creates the
+//! tables for its own leases, in another file), or the statements of `sqlock schema` among your own migrations.
 //!
 //! # A failover
 //!
@@ -121,8 +122,10 @@
 //!
 //! # An unknown outcome
 //!
-//! A handler ended, or its lease was lost, after it may have called the provider. The key stays
-//! `unknown`, and the request is not run again, until its outcome is recorded.
+//! A handler ended after it may have called the provider. The key stays `unknown`, and the request
+//! is not run again, until its outcome is recorded. If the handler's lease was lost, or its process
+//! died, the key is `started` (`--state started`), and the next request with the key runs the
+//! handler again: resolve the key before you charge or refund by hand.
 //!
 //! ```sh
 //! sqlock idem ls --state unknown --namespace payments

@@ -36,7 +36,8 @@
 //! - forge holders and labels, and read and change stored results of
 //!   [requests](crate::idempotency).
 //!   [`Idempotency::seal`] encrypts them with your
-//!   functions, which can detect changes.
+//!   functions, which can detect changes of what is sealed. Content without a seal is accepted, so
+//!   such a user can still replace it.
 //!
 //! Such a user cannot
 //!
