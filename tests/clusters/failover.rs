@@ -84,7 +84,7 @@ async fn invalid_url_list_is_refused_without_showing_passwords() {
     for (urls, why) in [
         ("", "empty"),
         ("  ", "empty"),
-        ("postgres://u:secret@a/x,mysql://u:secret@b/x", "different kinds"),
+        ("postgres://u:secret@a/x,mysql://u:secret@b/x", "of one kind"),
         ("sqlite://secret.db,sqlite://other.db", "SQLite"),
         ("oracle://u:secret@a/x", "must begin with"),
         ("u:secret@a/x", "must begin with"),

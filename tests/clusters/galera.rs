@@ -44,7 +44,11 @@ async fn locks(nodes: &[Server], first: usize) -> Locks {
 }
 
 fn pool(node: &Server) -> MySqlPool {
-    let options = MySqlPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(2));
+    pool_within(node, Duration::from_secs(20))
+}
+
+fn pool_within(node: &Server, acquire_timeout: Duration) -> MySqlPool {
+    let options = MySqlPoolOptions::new().max_connections(4).acquire_timeout(acquire_timeout);
     options.connect_lazy(&node.url()).expect("a URL")
 }
 
@@ -129,7 +133,7 @@ async fn reach(done: &AtomicU64, times: u64) {
 async fn counter_stays_exact_while_galera_node_is_killed() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let mut nodes = cluster().await;
-    let pools: Vec<MySqlPool> = nodes.iter().map(pool).collect();
+    let pools: Vec<MySqlPool> = nodes.iter().map(|node| pool_within(node, Duration::from_secs(2))).collect();
     // Not one row that all agree about by accident: it would be an error to raise it twice from the
     // same value.
     execute(

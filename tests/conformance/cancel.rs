@@ -11,8 +11,8 @@ use sqlx::Pool;
 use tokio::time::Instant;
 
 use super::connection_counter::ConnectionCounter;
-use crate::Sql;
-use crate::support::{Fresh, LONG, SOON, empty, fresh, soon};
+use crate::support::{Database, Fresh, LONG, SOON, empty, fresh, soon};
+use crate::{DATABASE, Sql};
 
 /// More polls than any future here needs.
 const ENOUGH: usize = 500;
@@ -423,6 +423,10 @@ async fn dropped_migrate_can_be_repeated() {
         soon("the migration", again.migrate()).await.expect("migrate");
         again.lease("a").acquire().await.expect("acquire").release().await.expect("release");
         again.shutdown().await.expect("shutdown");
+        for table in TABLES {
+            let count = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+            sqlx::query(count).execute(&pool).await.unwrap_or_else(|e| panic!("{table}: {e}"));
+        }
         if !done {
             drop_tables(&pool).await;
         }
@@ -431,9 +435,31 @@ async fn dropped_migrate_can_be_repeated() {
     .await;
 }
 
+const TABLES: &[&str] = match DATABASE {
+    Database::Sqlite => &[
+        "sqlock_client",
+        "sqlock_lease",
+        "sqlock_entry",
+        "sqlock_note",
+        "sqlock_idem",
+        "sqlock_idem_step",
+        "sqlock_idem_resolution",
+    ],
+    _ => &[
+        "sqlock_client",
+        "sqlock_lease",
+        "sqlock_entry",
+        "sqlock_note",
+        "sqlock_row",
+        "sqlock_idem",
+        "sqlock_idem_step",
+        "sqlock_idem_resolution",
+    ],
+};
+
 async fn drop_tables(pool: &Pool<Sql>) {
     sqlx::query("DROP VIEW IF EXISTS sqlock_holders").execute(pool).await.expect("drop the view");
-    for table in ["sqlock_client", "sqlock_lease", "sqlock_entry", "_sqlock_migrations"] {
+    for table in TABLES.iter().chain(&["_sqlock_migrations"]) {
         let drop = sqlx::AssertSqlSafe(format!("DROP TABLE IF EXISTS {table}"));
         sqlx::query(drop).execute(pool).await.expect("drop the tables");
     }

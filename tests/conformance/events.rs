@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlock::events::{Event, Events, RefusalReason};
 use sqlock::{Locks, LossCause};
 
-use crate::support::{LONG, fresh, soon};
+use crate::support::{LONG, exported, fresh, soon};
 
 /// Returns the next event of this kind, and skips earlier ones.
 macro_rules! next {
@@ -128,10 +128,8 @@ async fn loss_tells_its_cause() {
 async fn takeover_from_an_expired_holder_is_reported() {
     let db = fresh().await;
     let (dead, locks) = (db.locks().await, db.locks().await);
-    // No client renews an exported lease, or releases it.
-    let abandoned = dead.lease("a").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
     let mut exports = dead.events();
-    let _exported = abandoned.export().expect("export");
+    let _exported = exported(&dead, "a", Duration::from_millis(200)).await;
     next!(exports, Event::Exported { .. });
 
     let mut events = locks.events();

@@ -6,7 +6,7 @@ use sqlock::lease::ExportedLease;
 use sqlock::{Error, FencingToken, LossCause};
 use tokio::time::Instant;
 
-use crate::support::{LONG, SOON, fresh, soon};
+use crate::support::{LONG, SOON, exported, fresh, soon};
 
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -81,10 +81,7 @@ async fn dropped_resumed_lease_is_released() {
 async fn ended_lease_cannot_be_resumed() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
-    let exported = async |name: &str, ttl| {
-        let lease = ours.lease(name).ttl(ttl).acquire().await.expect("acquire");
-        lease.export().expect("export")
-    };
+    let exported = async |name, ttl| exported(&ours, name, ttl).await;
     // Expired, and not acquired since.
     let late = exported("late", SHORT).await;
     // Expired and taken over.

@@ -307,6 +307,7 @@ async fn wait_goes_on_past_the_sessions_own_limit() {
     let mut holder = begin(&counters.pool).await;
     ours.row("a").lock(&mut holder).await.expect("lock");
     let pool = counters.pool.clone();
+    let (begins, begun) = tokio::sync::oneshot::channel();
     let waiter = tokio::spawn(async move {
         let mut tx = begin(&pool).await;
         let limit = match DATABASE {
@@ -320,9 +321,12 @@ async fn wait_goes_on_past_the_sessions_own_limit() {
         tx.rollback().await.expect("rollback");
         let mut tx = begin(&pool).await;
         run_in(&mut tx, limit).await;
+        begins.send(()).expect("it is awaited");
         theirs.row("a").wait(SOON).lock(&mut tx).await.expect("we waited longer");
     });
-    sleep(Duration::from_millis(3500)).await;
+    soon("the second wait", begun).await.expect("no panic");
+    // Longer than the session's limit.
+    sleep(Duration::from_millis(2500)).await;
     assert!(!waiter.is_finished());
     holder.commit().await.expect("commit");
     soon("the waiter's turn", waiter).await.expect("no panic");

@@ -178,7 +178,7 @@ fn deadline(lease: &Lease) -> Instant {
 async fn ends_at_its_deadline(lease: &Lease) {
     // A reply may have arrived that was not read yet.
     let (mut before, mut stable) = (deadline(lease), 0);
-    while stable < 3 {
+    while stable < 3 && lease.is_held() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let now = deadline(lease);
         (before, stable) = if now > before + Duration::from_millis(50) { (now, 0) } else { (before, stable + 1) };

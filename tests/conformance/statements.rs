@@ -567,10 +567,11 @@ fn is_alone() -> bool {
 /// process.
 fn alone(test: &str) {
     let program = std::env::current_exe().expect("this program has a path");
-    let status = std::process::Command::new(program)
+    let output = std::process::Command::new(program)
         .args(["--exact", test, "--nocapture"])
         .env(ALONE, "1")
-        .status()
+        .output()
         .expect("it can be started again");
-    assert!(status.success(), "{status}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -6,7 +6,7 @@ use sqlock::events::Event;
 use tracing::Level;
 
 use crate::support::log::Log;
-use crate::support::{LONG, fresh, soon, until};
+use crate::support::{LONG, exported, fresh, soon, until};
 
 #[tokio::test]
 async fn orderly_life_and_shutdown_leave_a_quiet_log() {
@@ -91,9 +91,7 @@ async fn takeover_and_sweep_are_no_warnings() {
     let db = fresh().await;
     let (log, _guard) = Log::capture();
     let (dead, locks) = (db.locks().await, db.locks().await);
-    let abandoned = dead.lease("a").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
-    // No client renews an exported lease, or releases it.
-    let _exported = abandoned.export().expect("export");
+    let _exported = exported(&dead, "a", Duration::from_millis(200)).await;
     let lease = soon("the grant", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
     assert!(!is_warning(&log, "took a name over from a dead holder").await);
 

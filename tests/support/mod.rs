@@ -19,6 +19,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use sqlock::lease::ExportedLease;
 use sqlock::{Locks, LocksBuilder};
 use sqlx::{AssertSqlSafe, Pool};
 #[allow(unused_imports, reason = "each test binary uses its part")]
@@ -168,6 +169,17 @@ impl Fresh {
 
     pub async fn builder(&self) -> LocksBuilder {
         builder(self.pool_of(2).await)
+    }
+}
+
+/// Exports a lease that no client renews. On a machine under load, a lease with a short TTL may
+/// have ended before.
+pub async fn exported(locks: &Locks, name: &str, ttl: Duration) -> ExportedLease {
+    loop {
+        let lease = locks.lease(name).ttl(ttl).renew(false).acquire().await.expect("acquire");
+        if let Ok(exported) = lease.export() {
+            return exported;
+        }
     }
 }
 
