@@ -102,6 +102,8 @@ impl AccessError {
             // password, password expired, account locked (on MySQL, on MariaDB).
             1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 4151 => Some(Self::Credentials),
             1049 => Some(Self::NoDatabase),
+            // Connections without TLS are prohibited.
+            3159 => Some(Self::Tls),
             // Denied: a database, a command on a table, on a column, a global right, a routine.
             1044 | 1142 | 1143 | 1227 | 1370 => Some(Self::MissingPrivilege),
             _ => None,

@@ -30,6 +30,7 @@ impl Error {
     pub(crate) fn from_connect(attempted: &'static str, source: sqlx::Error) -> Self {
         match AccessError::from_connect(&source) {
             Some(cause) => Self::Access { attempted, cause, source },
+            None if Fault::is_refused_option(&source) => Self::Database { attempted, source },
             None => Self::Unavailable { attempted, reason: reason(&source), source: Some(source) },
         }
     }

@@ -57,6 +57,19 @@ impl Fault {
         }
     }
 
+    /// Returns whether PostgreSQL has refused a connection because of an option in the URL.
+    pub(crate) fn is_refused_option(error: &sqlx::Error) -> bool {
+        #[cfg(feature = "postgres")]
+        if let sqlx::Error::Database(error) = error
+            && let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+        {
+            // invalid_parameter_value, undefined_object.
+            return matches!(error.code(), "22023" | "42704");
+        }
+        let _ = error;
+        false
+    }
+
     /// Classifies an error of sqlx, of a database or of a driver. Returns `None` for any other
     /// error.
     pub(crate) fn from_any(error: &(dyn std::error::Error + 'static)) -> Option<Self> {

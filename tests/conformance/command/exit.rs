@@ -235,6 +235,10 @@ async fn configuration() -> Table {
             let (before, query) = db.url.split_once('?').unwrap_or((&db.url, ""));
             let base = before.rsplit_once('/').map_or(before, |(base, _)| base);
             refused("an unknown database", "missing", tried(format!("{base}/sqlock_missing?{query}")).await);
+            if DATABASE == Database::Postgres {
+                let option = format!("{}&options=-csearch_pth%3Dapp", db.url);
+                refused("an unknown option of the server", "search_pth", tried(option).await);
+            }
             let guarded = Guarded::start(&db).await;
             tried(guarded.url("s3cret")).await.expect(0);
             let wrong = guarded.url("s3cret-not");
