@@ -42,13 +42,22 @@ impl Dialect for Sqlite {
         Box::pin(query.build().fetch_all(conn))
     }
 
-    /// The statement is not cached: sqlx reads the rows of a cached statement by the columns that the
-    /// table had when it was first prepared, and its worker panics at another column.
+    /// sqlx reads the rows by the columns that the table had when the statement was prepared. At
+    /// another column its worker panics, which ends the rows without an error. So the statement is
+    /// not cached, and prepared after the connection has read a schema that another one has changed.
     fn fetch_all_columns<'a>(
         conn: &'a mut SqliteConnection,
         query: &'a mut QueryBuilder<Self>,
     ) -> StoreFuture<'a, Vec<Self::Row>> {
-        Box::pin(query.build().persistent(false).fetch_all(conn))
+        Box::pin(async move {
+            sqlx::raw_sql("SELECT 1 FROM sqlite_master LIMIT 0").execute(&mut *conn).await?;
+            let rows = query.build().persistent(false).fetch_all(&mut *conn).await?;
+            if rows.is_empty() {
+                // Fails if the worker has panicked.
+                sqlx::raw_sql("SELECT 1").execute(conn).await?;
+            }
+            Ok(rows)
+        })
     }
 
     fn reset(conn: &mut SqliteConnection) -> StoreFuture<'_, bool> {
