@@ -227,16 +227,19 @@ impl Engine {
             state.overtaken = 0;
             state.is_contended = !transition.is_last;
         }
-        self.report_waits_behind(name, &granted);
+        // Without a change, other holders keep the name.
+        if !granted.is_empty() || matches!(transition.change, HolderChange::None) {
+            self.report_waits_behind(name, &granted);
+        }
         self.poll_later(now, name, 0, None);
         for grant in granted {
             self.on_granted(now, name, grant.id, terms(grant.token, ttl_of(grant.id)));
         }
     }
 
-    /// Reports the waits of this client behind the entries that were granted the name.
+    /// Reports the waits of this client, except those that were granted the name.
     fn report_waits_behind(&mut self, name: &LockName, granted: &[Granted]) {
-        let Some(state) = self.names.get_mut(name).filter(|_| !granted.is_empty()) else {
+        let Some(state) = self.names.get_mut(name) else {
             return;
         };
         for waiter in state.foremost_mut() {
