@@ -115,12 +115,22 @@ impl TaskQueue {
     }
 
     fn push_to(&self, task: Box<dyn Pending>, list: fn(&mut QueueState) -> &mut VecDeque<Box<dyn Pending>>) {
+        self.insert(task, |state| state.is_closed, |state, task| list(state).push_back(task));
+    }
+
+    /// Adds a task and wakes a worker, or refuses the task.
+    fn insert(
+        &self,
+        task: Box<dyn Pending>,
+        is_refused: fn(&QueueState) -> bool,
+        add: impl FnOnce(&mut QueueState, Box<dyn Pending>),
+    ) {
         let mut state = self.state();
-        if state.is_closed {
+        if is_refused(&state) {
             drop(state);
             return self.refuse(task);
         }
-        list(&mut state).push_back(task);
+        add(&mut state, task);
         self.wake(&state);
     }
 
@@ -145,26 +155,17 @@ impl TaskQueue {
 
     /// Puts a task back, to be sent again after a pause.
     pub(super) fn put_back(&self, task: Box<dyn Pending>, pause: Duration) {
-        let mut state = self.state();
-        if state.is_abandoned {
-            drop(state);
-            return self.refuse(task);
-        }
-        let key = (Instant::now() + pause, state.next);
-        state.next += 1;
-        state.delayed.insert(key, task);
-        self.wake(&state);
+        let add = |state: &mut QueueState, task| {
+            let key = (Instant::now() + pause, state.next);
+            state.next += 1;
+            state.delayed.insert(key, task);
+        };
+        self.insert(task, |state| state.is_abandoned, add);
     }
 
     /// Puts a task back, to be sent next.
     pub(super) fn put_first(&self, task: Box<dyn Pending>) {
-        let mut state = self.state();
-        if state.is_abandoned {
-            drop(state);
-            return self.refuse(task);
-        }
-        state.ready.push_front(task);
-        self.wake(&state);
+        self.insert(task, |state| state.is_abandoned, |state, task| state.ready.push_front(task));
     }
 
     /// Takes the ready tasks that can be sent together with this task, at most `most` including it.
