@@ -171,13 +171,12 @@ impl Worker {
             self.suspect_others(failure);
             self.drop_broken(failure);
         }
-        let _idle = self.connection.is_some().then(|| self.queue.count_idle());
         let answers = answers.into_iter().chain(std::iter::repeat(None));
-        let mut alone = Vec::new();
+        let (mut done, mut alone) = (Vec::with_capacity(tasks.len()), Vec::new());
         for (mut task, answer) in tasks.into_iter().zip(answers) {
             if let Some(response) = answer {
                 task.set_response(response);
-                task.finish(None);
+                done.push(task);
                 continue;
             }
             let attempts = task.attempts();
@@ -187,6 +186,8 @@ impl Worker {
             alone.push(task);
         }
         alone.into_iter().rev().for_each(|task| self.queue.put_first(task));
+        // The database works on the next batch while the callers of this one are answered.
+        tokio::spawn(async { done.into_iter().for_each(|task| task.finish(None)) });
     }
 
     /// Sends an operation once.
