@@ -64,7 +64,8 @@ impl SqliteBackend {
 
     /// Opens a connection to the file, or borrows those of the pool for a database in memory.
     async fn connect_store(&self) -> Result<SqliteStore, sqlx::Error> {
-        let options = (*self.options).clone().busy_timeout(BUSY_TIMEOUT).disable_statement_logging();
+        let options = (*self.options).clone().busy_timeout(BUSY_TIMEOUT).row_buffer_size(MAX_BATCH_LEN);
+        let options = options.disable_statement_logging();
         let named = || DatabaseFile::named(self.options.get_filename());
         let mut before = named();
         loop {
@@ -92,6 +93,9 @@ impl SqliteBackend {
 /// How long a statement waits for the write lock. Shorter than the executor's limit for a
 /// statement: a retry is cheaper than a new connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The thread of a connection passes on the rows of a whole batch before it waits for the reader.
+const MAX_BATCH_LEN: usize = 256;
 
 impl Backend for SqliteBackend {
     fn address(&self) -> String {
@@ -126,7 +130,7 @@ impl Backend for SqliteBackend {
     }
 
     fn max_batch_len(&self) -> usize {
-        256
+        MAX_BATCH_LEN
     }
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
