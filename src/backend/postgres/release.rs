@@ -20,14 +20,16 @@ use crate::token::FencingToken;
 /// - `$ended`: the update of the locked row `held`, which returns the new `id, token, waiting`.
 /// - `$share`: the beginning of the statement that ends the entry `e` if `held` has no row.
 /// - `$durable`: a condition of `ended`, or nothing.
+/// - `$unchanged`: the result for a row that was locked and not changed, of `held`.
+/// - `$lazily`: a condition of that result, or nothing.
 ///
 /// An entry is written by its `ctid` after it is locked: only the locked version of the snapshot is
 /// written.
 macro_rules! release {
-    ($next:expr, $ended:expr, $share:expr, $durable:expr) => {
+    ($next:expr, $ended:expr, $share:expr, $durable:expr, $unchanged:expr, $lazily:expr) => {
         concat!("
 WITH held AS MATERIALIZED (
-    SELECT l.name, l.client, l.waiting, greatest(l.token + 1, ", now!(), ") AS token
+    SELECT l.name, l.client, l.waiting, greatest(l.token + 1, ", now!(), ") AS token, l.xmin AS version
       FROM sqlock_lease AS l
      WHERE l.name = $1 AND l.id = $2 AND l.token = $3
        FOR UPDATE SKIP LOCKED),", $next, "
@@ -44,7 +46,7 @@ SELECT true AS is_alone, id, token, waiting FROM ended", $durable, "
  UNION ALL
 SELECT false, '', 0, l.waiting FROM share JOIN sqlock_lease AS l ON l.name = share.name
  UNION ALL
-SELECT true, CASE waiting WHEN 0 THEN 'undone' ELSE 'awaited' END, 0, waiting FROM held WHERE NOT EXISTS (SELECT FROM ended)")
+SELECT true, ", $unchanged, ", 0, waiting FROM held WHERE NOT EXISTS (SELECT FROM ended)", $lazily)
     };
 }
 
@@ -78,7 +80,10 @@ next AS (
      WHERE l.name = held.name AND (held.waiting = 0 OR next.id IS NOT NULL)
     RETURNING l.id, l.token, l.waiting, ", notify!("next.client", "held.client"), " AS notified"), "
     DELETE FROM sqlock_entry AS e", concat!("
- WHERE CASE WHEN id = '' THEN ", commit_lazily!("$4"), " ELSE true END"));
+ WHERE CASE WHEN id = '' THEN ", commit_lazily!("$4"), " ELSE true END"), "
+CASE WHEN waiting = 0 THEN 'undone'
+     WHEN version = (SELECT xmin FROM sqlock_lease WHERE name = $1) THEN 'awaited'
+     ELSE 'again' END", concat!(" AND ", commit_lazily!("$4")));
 
 // $4 keep_for
 #[rustfmt::skip]
@@ -87,7 +92,7 @@ const RELEASE_AND_KEEP: &str = release!("", concat!("
       FROM held
      WHERE l.name = held.name
     RETURNING l.id, l.token, l.waiting"), concat!("
-    UPDATE sqlock_entry AS e SET owner = '', client = '', expires_at = ", now!(), " + $4"), "");
+    UPDATE sqlock_entry AS e SET owner = '', client = '', expires_at = ", now!(), " + $4"), "", "'undone'", "");
 
 // The next holder: $4 id, $5 owner, $6 client, $7 ttl, $8 holder, $9 label.
 #[rustfmt::skip]
@@ -97,7 +102,7 @@ const RELEASE_TO_NEXT: &str = release!("", concat!("
       FROM held
      WHERE l.name = held.name AND held.waiting = 0
     RETURNING l.id, l.token, l.waiting"), "
-    DELETE FROM sqlock_entry AS e", "");
+    DELETE FROM sqlock_entry AS e", "", "CASE waiting WHEN 0 THEN 'undone' ELSE 'awaited' END", "");
 
 // Finds out why a release changed nothing. $1 name, $2 id, $3 token. Only a fence permits FOR NO
 // KEY UPDATE but not FOR UPDATE. Every other lock of this crate is short.
@@ -132,6 +137,10 @@ const UNDONE: &str = "undone";
 /// none can get the name.
 const AWAITED: &str = "awaited";
 
+/// The result for a row that was changed after the statement began, by an entry that began to wait.
+/// The statement has not seen the entry.
+const AGAIN: &str = "again";
+
 /// Ends a holding. Grants the name to the first live entry, or to the given claim if no entry
 /// waits, or frees it.
 pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Result<ReleaseOutcome, sqlx::Error> {
@@ -156,7 +165,10 @@ pub(super) async fn release(conn: &mut Connection<'_>, release: &Release) -> Res
             if holder == UNDONE {
                 return Err(sqlx::Error::Decode("a trigger has undone the change of a row that was locked".into()));
             }
-            if holder == AWAITED {
+            if holder == AGAIN && tried + 1 < TRIES {
+                continue;
+            }
+            if holder == AGAIN || holder == AWAITED {
                 return Ok(ReleaseOutcome::Awaited);
             }
             let awaited = row.number("waiting")? != 0;
