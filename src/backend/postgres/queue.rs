@@ -2,14 +2,15 @@
 
 use sqlx::postgres::PgRow;
 
-use super::store::{Connection, grant, lease_columns, now};
+use super::store::{Connection, commit_lazily, grant, lease_columns, now};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, current_holder, parse_id, read_entry, read_lease, remaining};
 use crate::name::LockName;
 use crate::protocol::{AcquisitionId, CurrentHolder, Enqueue, EntryState, LeaseRow, Polled, Presence, Queue, Response};
 
 // $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_renewed, $6 units, $7 permits, $8 ttl, $9 age,
-// $10 holder, $11 label. The mark and the entries become visible together, so a release sees both
+// $10 holder, $11 label; $12 whether the statement need not wait for the disk. If a crash of the
+// server undoes it, the client finds its entry gone and adds it again. The mark and the entries become visible together, so a release sees both
 // or neither. The result is the row after it was locked. The first condition keeps a repeated
 // request from locking the row.
 #[rustfmt::skip]
@@ -38,7 +39,8 @@ SELECT ", lease_columns!(), "
   FROM (SELECT * FROM marked
          UNION ALL
         SELECT * FROM sqlock_lease WHERE name = $1 AND NOT EXISTS (SELECT FROM marked)) AS l
-  LEFT JOIN sqlock_client AS c ON c.id = l.client");
+  LEFT JOIN sqlock_client AS c ON c.id = l.client
+ WHERE ", commit_lazily!("$12"));
 
 /// Adds waiting entries to a name. Existing entries stay. Returns the holder.
 pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> Result<CurrentHolder, sqlx::Error> {
@@ -57,7 +59,8 @@ pub(super) async fn enqueue(conn: &mut Connection<'_>, entries: &[Enqueue]) -> R
         .bind(claims().map(|claim| micros(claim.ttl)).collect::<Vec<_>>())
         .bind(entries.iter().map(|entry| micros(entry.age)).collect::<Vec<_>>())
         .bind(claims().map(|claim| &*claim.holder).collect::<Vec<_>>())
-        .bind(claims().map(|claim| &*claim.label).collect::<Vec<_>>());
+        .bind(claims().map(|claim| &*claim.label).collect::<Vec<_>>())
+        .bind(conn.settings.may_commit_lazily());
     let row = conn.row(query).await?;
     row.map_or(Ok(CurrentHolder::Unknown), |row| Ok(current_holder(&read_lease(&row)?)))
 }
