@@ -42,3 +42,21 @@
 #![doc = include_str!("charts/handover.svg")]
 //!
 #![doc = include_str!("charts/heartbeat.svg")]
+//!
+//! # Growth
+//!
+//! `scripts/soak growth` with durable settings, one run of each database. A cycle acquires and
+//! releases a name that has a row; milliseconds, median and 99th percentile:
+//!
+//! | rows in the table | PostgreSQL 15 | SQLite 3.51 |
+//! |---|---|---|
+//! | none | 1.9, 4.6 | 0.6, 0.8 |
+//! | 1 000 000 free names | 1.1, 3.7 | 0.5, 0.7 |
+//! | 1 000 000 held names | 1.2, 3.6 | 0.6, 0.9 |
+//! | 1 000 000 expired names | 1.6, 4.7 | 0.5, 0.7 |
+//! | while 1 000 000 free names are swept | 1.6, 8.8, at most 345 | 0.5, 81, at most 330 |
+//! | that sweep | 29 s | 3 s |
+//!
+//! Waiters for one name in four clients, hand-overs per second with 10, 100, 1 000 and 10 000 of
+//! them: PostgreSQL 95, 315, 576, 488; SQLite 680, 1 836, 1 311, 1 439. Each waiter takes some 2.5 kB
+//! of memory.
