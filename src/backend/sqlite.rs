@@ -94,7 +94,8 @@ impl SqliteBackend {
 /// statement: a retry is cheaper than a new connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The thread of a connection passes on the rows of a whole batch before it waits for the reader.
+/// The greatest number of requests in a batch. The thread of a connection buffers as many rows, so
+/// it does not wait for the reader while the transaction is open.
 const MAX_BATCH_LEN: usize = 256;
 
 impl Backend for SqliteBackend {

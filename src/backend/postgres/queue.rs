@@ -10,9 +10,9 @@ use crate::protocol::{AcquisitionId, CurrentHolder, Enqueue, EntryState, LeaseRo
 
 // $1 name; arrays: $2 id, $3 owner, $4 client, $5 is_renewed, $6 units, $7 permits, $8 ttl, $9 age,
 // $10 holder, $11 label; $12 whether the statement need not wait for the disk. If a crash of the
-// server undoes it, the client finds its entry gone and adds it again. The mark and the entries become visible together, so a release sees both
-// or neither. The result is the row after it was locked. The first condition keeps a repeated
-// request from locking the row.
+// server undoes it, the client finds its entry gone and adds it again. The mark and the entries
+// become visible together, so a release sees both or neither. The result is the row after it was
+// locked. The first condition keeps a repeated request from locking the row.
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
 WITH new AS MATERIALIZED (
