@@ -293,6 +293,10 @@ async fn each_successful_retry_counts_on_all_nodes() {
     let first = pool(&nodes[0]);
     execute(&first, "CREATE TABLE tally (id INT PRIMARY KEY, value BIGINT NOT NULL); INSERT INTO tally VALUES (1, 0)")
         .await;
+    for node in &nodes {
+        // A node creates the table some time after the first one has.
+        number(&pool(node), "SELECT COUNT(*) FROM tally").await;
+    }
     let (done, runs) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();
     for client in 0..6 {
