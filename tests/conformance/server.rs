@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::DATABASE;
 use crate::support::server::Server;
 use crate::support::worker::Worker;
-use crate::support::{Fresh, fresh, fresh_on, soon, until_waiters};
+use crate::support::{Fresh, fresh, fresh_on, soon, until, until_waiters};
 
 /// A TTL that no test waits for.
 const LONG: Duration = Duration::from_secs(120);
@@ -125,19 +125,14 @@ async fn waiter_survives_server_crash() {
     let mut fixture = ServerFixture::start().await;
     let (ours, theirs) = (fixture.db().locks().await, fixture.db().locks().await);
     let held = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let waiter = tokio::spawn(async move { theirs.lease("a").ttl(LONG).acquire().await });
+    let waiter = tokio::spawn(async move { found_again(|| theirs.lease("a").ttl(LONG)).await });
     until_waiters(&ours, "a", 1).await;
     fixture.crash().await;
     fixture.revive();
-    soon("the entry", async {
-        while ours.inspect("a").await.expect("inspect").expect("held").waiters == 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("the entry", async || ours.inspect("a").await.is_ok_and(|info| info.expect("held").waiters > 0)).await;
     let token = held.token();
     held.release().await.expect("ours to the end");
-    let next = waiter.await.expect("no panic").expect("granted");
+    let next = waiter.await.expect("no panic");
     assert!(next.token() > token);
 }
 
