@@ -8,11 +8,9 @@ use sqlx::{ColumnIndex, Decode, Type};
 
 use super::admin::{ListedHolder, ListedWaiter};
 use crate::clock::CENTURY;
+use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{
-    AcquisitionId, ClientId, CurrentHolder, EntryRow, EntryState, Holder, LeaseRow, Mode, Release, ReleaseOutcome,
-    Response,
-};
+use crate::protocol::{AcquisitionId, ClientId, CurrentHolder, EntryRow, EntryState, Holder, LeaseRow, Mode, Response};
 use crate::token::FencingToken;
 
 /// The value of `sqlock_lease.id` for a released name that stays unavailable until it expires.
@@ -189,21 +187,18 @@ pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Makes the answers to a batch of releases from rows with the names of the holdings that ended.
+/// Makes the answers to a batch from rows with the names whose holding changed.
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
-    allow(dead_code, reason = "MySQL reads the holdings before and after")
+    allow(dead_code, reason = "MySQL reads the holdings after the change")
 )]
-pub(crate) fn release_answers(
-    rows: &[impl TableRow],
-    releases: &[Release],
+pub(crate) fn answers_by_name<'n>(
+    changed: &[impl TableRow],
+    names: impl Iterator<Item = &'n LockName>,
+    answer: &Response,
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let ended = rows.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
-    let answer = |release: &Release| {
-        let is_ended = ended.contains(release.name.as_str());
-        is_ended.then_some(Response::Released(ReleaseOutcome::Ended { awaited: false }))
-    };
-    Ok(releases.iter().map(answer).collect())
+    let changed = changed.iter().map(|row| row.text("name")).collect::<Result<HashSet<_>, _>>()?;
+    Ok(names.map(|name| changed.contains(name.as_str()).then(|| answer.clone())).collect())
 }
 
 /// Converts a token from a row. The tables hold positive ones only; another value is not a grant.

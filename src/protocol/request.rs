@@ -80,6 +80,8 @@ pub(crate) enum Batch {
     Acquire(Vec<Claim>),
     /// Releases that free the name at once.
     Release(Vec<Release>),
+    /// Extensions of exclusive holdings of one lease, which change nothing else.
+    Extend(Vec<Extension>),
     /// Polls of one acquisition each.
     Poll(Vec<(LockName, AcquisitionId)>),
 }
@@ -92,6 +94,7 @@ impl Batch {
             Request::Release(release) if release.keep_for.is_zero() && release.next.is_none() => {
                 Some(Self::Release(vec![release.clone()]))
             }
+            Request::Extend(extension) if extension.is_plain() => Some(Self::Extend(vec![extension.clone()])),
             Request::Poll { name, ids } if ids.len() == 1 => Some(Self::Poll(vec![(name.clone(), ids[0])])),
             _ => None,
         }
@@ -102,6 +105,7 @@ impl Batch {
         match (self, Self::from_request(request)) {
             (Self::Acquire(claims), Some(Self::Acquire(more))) => claims.extend(more),
             (Self::Release(releases), Some(Self::Release(more))) => releases.extend(more),
+            (Self::Extend(extensions), Some(Self::Extend(more))) => extensions.extend(more),
             (Self::Poll(polls), Some(Self::Poll(more))) => polls.extend(more),
             _ => return false,
         }
@@ -224,6 +228,11 @@ impl Extension {
         let Claim { name, id, client, ttl, is_renewed, .. } = claim.clone();
         let client_change = if is_renewed { ClientChange::Set(client) } else { ClientChange::None };
         Self { name, id: Some(id), renamed: None, token, lasts: ttl, ttl: Some(ttl), client_change }
+    }
+
+    /// Returns whether the extension moves the end of one acquisition and changes nothing else.
+    fn is_plain(&self) -> bool {
+        self.id.is_some() && self.renamed.is_none() && self.ttl.is_none() && self.client_change == ClientChange::None
     }
 }
 

@@ -162,13 +162,26 @@ impl Sequence {
             84..104 => self.transition(&name).map_or(Request::Read { name, limit: 32 }, Request::Transition),
             104..111 => {
                 let (id, token) = self.holding_or_none(&name);
+                let lasts = self.ttl();
+                if self.random.permille(300) {
+                    // Stores carry these out in batches.
+                    let (id, client_change) = (Some(id), ClientChange::None);
+                    return Request::Extend(Extension {
+                        name,
+                        id,
+                        renamed: None,
+                        token,
+                        lasts,
+                        ttl: None,
+                        client_change,
+                    });
+                }
                 let (ttl, client) = (self.ttl(), self.client());
                 let client_change =
                     self.pick(&[ClientChange::None, ClientChange::Set(client), ClientChange::Remove(client)]);
                 // Acquisitions of one owner share a token, and only one of them can be renamed.
                 let renamed = if self.random.permille(200) { Some(self.new_id()) } else { None };
                 let id = (renamed.is_some() || !self.random.permille(200)).then_some(id);
-                let lasts = self.ttl();
                 let ttl = self.random.permille(700).then_some(ttl);
                 Request::Extend(Extension { name, id, renamed, token, lasts, ttl, client_change })
             }

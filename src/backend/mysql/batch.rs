@@ -18,7 +18,7 @@ use super::store::{Flavor, Nowait, is_locked};
 use crate::backend::stored::TableRow as _;
 use crate::backend::{micros, token};
 use crate::name::LockName;
-use crate::protocol::{Batch, Claim, Release, ReleaseOutcome, Response};
+use crate::protocol::{Batch, ChangeOutcome, Claim, Extension, Release, ReleaseOutcome, Response};
 
 // Rows of held names count as well: the UPDATE would wait for a fence on one of them, because it
 // locks each row before it reads the id. Bind order: names.
@@ -90,6 +90,27 @@ SELECT l.name, IF(l.id IN (?) OR l.id = 'entries', l.token, l.lost) AS token, 1 
   FROM sqlock_lease AS l FORCE INDEX (PRIMARY)
  WHERE l.name IN (?) AND (l.id IN (?) OR l.id = 'entries' OR l.lost >= ?)";
 
+// Bind order: what each name gets as its remaining time; names, ids, tokens.
+#[rustfmt::skip]
+const EXTEND: Nowait = update_leases!(
+    set: ["l.expires_at = GREATEST(l.expires_at, ", now!(), " + ?)"],
+    condition: ["l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND ", lease_until!("l"), " > ", now!()]);
+
+/// How long the holdings last without a heartbeat.
+#[rustfmt::skip]
+macro_rules! extended {
+    () => {
+        "
+SELECT l.name, l.token, l.expires_at - @sqlock_started AS lasts
+  FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)"
+    };
+}
+
+// A holding may last long enough although the UPDATE did not change it. Bind order: names, ids,
+// tokens.
+const EXTENDED: Nowait =
+    Nowait { mysql: concat!(extended!(), " AND @sqlock_locked = @sqlock_meant"), mariadb: extended!() };
+
 /// Carries out the requests of a batch. `None`: the request changed nothing.
 pub(super) async fn execute(
     conn: &mut MySqlConnection,
@@ -100,6 +121,7 @@ pub(super) async fn execute(
     match batch {
         Batch::Acquire(claims) => acquire(conn, flavor, sending, claims).await,
         Batch::Release(releases) => release(conn, flavor, sending, releases).await,
+        Batch::Extend(extensions) => extend(conn, flavor, sending, extensions).await,
         Batch::Poll(polls) => poll_many(conn, polls).await,
     }
 }
@@ -199,6 +221,36 @@ async fn release(
         is_ended.then_some(Response::Released(ReleaseOutcome::Ended { awaited: false }))
     };
     Ok(releases.iter().map(answer).collect())
+}
+
+async fn extend(
+    conn: &mut MySqlConnection,
+    flavor: Flavor,
+    sending: Sending,
+    extensions: &[Extension],
+) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let names = &*list(extensions, |extension| name_literal(&extension.name));
+    let ids = &*list(extensions, |extension| extension.id.map_or_else(|| "''".to_owned(), id_literal));
+    let tokens = &*list(extensions, |extension| extension.token.to_string());
+    let mut lasts: Vec<_> =
+        extensions.iter().map(|extension| (&extension.name, micros(extension.lasts).to_string())).collect();
+    lasts.sort();
+    let mut script = begin(flavor, sending, [LOCK_HELD, COUNT_HELD], &[names, ids, tokens]);
+    script.add(START, &[]);
+    script.add(EXTEND.sql(flavor), &[&value_by_name(&lasts), names, ids, tokens]);
+    script.add(EXTENDED.sql(flavor), &[names, ids, tokens]);
+    let Some(rows) = run(script, conn, flavor).await? else {
+        return Ok(vec![None; extensions.len()]);
+    };
+    let mut held = HashMap::new();
+    for row in rows {
+        held.insert((row.try_get::<Vec<u8>, _>("name")?, row.number("token")?), row.number("lasts")?);
+    }
+    let answer = |extension: &Extension| {
+        let lasts = held.get(&(extension.name.as_str().as_bytes().to_vec(), extension.token.get()))?;
+        (*lasts >= micros(extension.lasts)).then_some(Response::Extended(ChangeOutcome::Done))
+    };
+    Ok(extensions.iter().map(answer).collect())
 }
 
 /// Begins the script of an [`update_leases`]. On MySQL, the rows are locked and counted first.

@@ -13,8 +13,8 @@ use super::acquire::token;
 use super::queue::poll_many;
 use super::store::{Connection, commit_lazily, now};
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, client_text, release_answers};
-use crate::protocol::{Batch, Claim, Release, Response};
+use crate::backend::stored::{TableRow as _, answers_by_name, client_text};
+use crate::protocol::{Batch, ChangeOutcome, Claim, Extension, Release, ReleaseOutcome, Response};
 
 // Names without holder and waiter, and names without a row. $1 names, $2 ids, $3 owners, $4
 // clients, $5 ttls, $6 holders, $7 labels.
@@ -65,11 +65,31 @@ SELECT name, id, owner, client, token, ttl, expires_at, acquired_at, holder, lab
  WHERE l.id = excluded.id AND l.token = excluded.token AND l.waiting = 0 AND (SELECT ", commit_lazily!("$4"), ")
 RETURNING name");
 
+// Valid exclusive holdings. $1 names, $2 ids, $3 tokens, $4 how long they last.
+#[rustfmt::skip]
+const EXTEND: &str = concat!("
+WITH requested AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) AS a (name, id, token, lasts)),
+held AS MATERIALIZED (
+    SELECT l.*, requested.lasts
+      FROM requested
+     CROSS JOIN LATERAL (SELECT l.* FROM sqlock_lease AS l
+                          WHERE l.name = requested.name AND l.id = requested.id AND l.token = requested.token
+                            AND (l.expires_at > ", now!(), "
+                                 OR EXISTS (SELECT FROM sqlock_client AS c WHERE c.id = l.client AND c.beat_at + l.ttl > ", now!(), "))
+                            FOR NO KEY UPDATE SKIP LOCKED) AS l)
+INSERT INTO sqlock_lease AS l (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+SELECT name, id, owner, client, token, ttl, greatest(expires_at, ", now!(), " + lasts), acquired_at, holder, label FROM held
+    ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at
+ WHERE l.id = excluded.id AND l.token = excluded.token
+RETURNING name");
+
 /// Carries out the requests of a batch. `None`: the request changed nothing.
 pub(super) async fn execute(conn: &mut Connection<'_>, batch: &Batch) -> Result<Vec<Option<Response>>, sqlx::Error> {
     match batch {
         Batch::Acquire(claims) => acquire(conn, claims).await,
         Batch::Release(releases) => release(conn, releases).await,
+        Batch::Extend(extensions) => extend(conn, extensions).await,
         Batch::Poll(polls) => poll_many(conn, polls).await,
     }
 }
@@ -99,5 +119,16 @@ async fn release(conn: &mut Connection<'_>, releases: &[Release]) -> Result<Vec<
         .bind(texts(|release| release.id.to_string()))
         .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>())
         .bind(conn.settings.may_commit_lazily());
-    release_answers(&conn.rows(query).await?, releases)
+    let answer = Response::Released(ReleaseOutcome::Ended { awaited: false });
+    answers_by_name(&conn.rows(query).await?, releases.iter().map(|release| &release.name), &answer)
+}
+
+async fn extend(conn: &mut Connection<'_>, extensions: &[Extension]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let query = sqlx::query(EXTEND)
+        .bind(extensions.iter().map(|extension| extension.name.to_string()).collect::<Vec<_>>())
+        .bind(extensions.iter().map(|extension| extension.id.map(|id| id.to_string())).collect::<Vec<_>>())
+        .bind(extensions.iter().map(|extension| extension.token.get()).collect::<Vec<_>>())
+        .bind(extensions.iter().map(|extension| micros(extension.lasts)).collect::<Vec<_>>());
+    let answer = Response::Extended(ChangeOutcome::Done);
+    answers_by_name(&conn.rows(query).await?, extensions.iter().map(|extension| &extension.name), &answer)
 }

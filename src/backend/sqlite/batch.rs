@@ -8,10 +8,10 @@ use sqlx::SqliteConnection;
 
 use super::queue::poll;
 use super::store::rows;
-use crate::backend::stored::{TableRow as _, client_text, release_answers};
+use crate::backend::stored::{TableRow as _, answers_by_name, client_text};
 use crate::backend::{micros, token};
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, Batch, Claim, Release, Response};
+use crate::protocol::{AcquisitionId, Batch, ChangeOutcome, Claim, Extension, Release, ReleaseOutcome, Response};
 
 // $1 JSON [[name, id, owner, client, ttl, holder, label], …]. A SELECT before ON CONFLICT needs a
 // WHERE.
@@ -35,6 +35,18 @@ SELECT l.name, l.id, l.owner, l.client, l.token, l.ttl, l.expires_at, l.acquired
     ON CONFLICT (name) DO UPDATE ", set_free!(), "
 RETURNING name");
 
+// $1 JSON [[name, id, token, lasts], …]
+#[rustfmt::skip]
+const EXTEND: &str = concat!("
+INSERT INTO sqlock_lease (name, id, owner, client, token, ttl, expires_at, acquired_at, holder, label)
+SELECT l.name, l.id, l.owner, l.client, l.token, l.ttl, max(l.expires_at, ", now!(), " + (x.value ->> 3)), l.acquired_at, l.holder,
+       l.label
+  FROM json_each($1) AS x CROSS JOIN sqlock_lease AS l
+    ON l.name = x.value ->> 0 AND l.id = x.value ->> 1 AND l.token = x.value ->> 2
+ WHERE ", lease_until!("l"), " > ", now!(), "
+    ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at
+RETURNING name");
+
 /// Carries out the requests of a batch. `None`: the request changed nothing.
 ///
 /// # Cancel safety
@@ -44,6 +56,7 @@ pub(super) async fn execute(conn: &mut SqliteConnection, batch: &Batch) -> Resul
     match batch {
         Batch::Acquire(claims) => acquire(conn, claims).await,
         Batch::Release(releases) => release(conn, releases).await,
+        Batch::Extend(extensions) => extend(conn, extensions).await,
         Batch::Poll(polls) => poll_many(conn, polls).await,
     }
 }
@@ -73,7 +86,22 @@ async fn release(conn: &mut SqliteConnection, releases: &[Release]) -> Result<Ve
         releases.iter().map(|release| json!([release.name.as_str(), release.id.to_string(), release.token.get()])),
     );
     let rows = rows(conn, sqlx::query(RELEASE).bind(batch.to_string())).await?;
-    release_answers(&rows, releases)
+    let answer = Response::Released(ReleaseOutcome::Ended { awaited: false });
+    answers_by_name(&rows, releases.iter().map(|release| &release.name), &answer)
+}
+
+async fn extend(conn: &mut SqliteConnection, extensions: &[Extension]) -> Result<Vec<Option<Response>>, sqlx::Error> {
+    let batch = Value::from_iter(extensions.iter().map(|extension| {
+        json!([
+            extension.name.as_str(),
+            extension.id.map(|id| id.to_string()),
+            extension.token.get(),
+            micros(extension.lasts),
+        ])
+    }));
+    let rows = rows(conn, sqlx::query(EXTEND).bind(batch.to_string())).await?;
+    let answer = Response::Extended(ChangeOutcome::Done);
+    answers_by_name(&rows, extensions.iter().map(|extension| &extension.name), &answer)
 }
 
 /// Polls one name after the other. One statement would save nothing.
@@ -97,16 +125,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn releases_use_keys_with_statistics_of_small_table() {
+    async fn batches_use_keys_with_statistics_of_small_table() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut conn = open(&directory.path().join("store.db")).await;
         let statistics = "INSERT INTO sqlite_stat1 VALUES ('sqlock_lease', 'sqlock_lease', '1 1')";
         for sql in ["ANALYZE", statistics, "ANALYZE sqlite_schema"] {
             conn.execute(sql).await.expect("statistics");
         }
-        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {RELEASE}"));
-        let plan = sqlx::query(explain).bind("[]").fetch_all(&mut conn).await.expect("a plan");
-        let steps: Vec<String> = plan.iter().map(|row| row.try_get("detail").expect("a text")).collect();
-        assert!(steps.iter().any(|step| step.starts_with("SEARCH l USING PRIMARY KEY")), "{steps:?}");
+        for sql in [RELEASE, EXTEND] {
+            let explain = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+            let plan = sqlx::query(explain).bind("[]").fetch_all(&mut conn).await.expect("a plan");
+            let steps: Vec<String> = plan.iter().map(|row| row.try_get("detail").expect("a text")).collect();
+            assert!(steps.iter().any(|step| step.starts_with("SEARCH l USING PRIMARY KEY")), "{steps:?}");
+        }
     }
 }
