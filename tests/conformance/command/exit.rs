@@ -243,14 +243,16 @@ async fn configuration() -> Table {
             tried(guarded.url("s3cret")).await.expect(0);
             let wrong = guarded.url("s3cret-not");
             refused("a wrong password", &guarded.user, tried(wrong.clone()).await);
-            let ended = loop {
-                let ended = tried(format!("{wrong},{wrong}")).await;
-                // A server that is too slow to refuse the password is an outage.
-                if !ended.stderr.contains("no connection within") {
-                    break ended;
+            let answered = soon("an answer of both servers", async {
+                loop {
+                    let ended = tried(format!("{wrong},{wrong}")).await;
+                    // A server that is too slow to refuse the password is an outage.
+                    if !ended.stderr.contains("no connection within") {
+                        break ended;
+                    }
                 }
-            };
-            refused("a wrong password on two servers", &guarded.user, ended);
+            });
+            refused("a wrong password on two servers", &guarded.user, answered.await);
             refused("an unknown user", "nobody", tried(guarded.url("s3cret").replace(&guarded.user, "nobody")).await);
             guarded.drop().await;
         }
