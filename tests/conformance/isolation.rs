@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlock::lease::FenceError;
-use sqlock::{Error, Locks, LossCause};
+use sqlock::{Error, LeaseRequest, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Executor};
 use sqlx_core::transaction::TransactionManager;
 use tokio::time::{Instant, sleep};
@@ -234,27 +234,46 @@ async fn fence_works_at_every_isolation_level() {
     }
 }
 
-#[tokio::test]
-async fn fence_at_any_isolation_level_lets_clients_wait_for_other_names() {
+/// Checks that a fence locks no gap of a table: clients acquire and wait for names before and after
+/// the fenced one while no other entry waits.
+async fn fence_at_any_isolation_level_stops_no_other_name(request: fn(&Locks, &str) -> LeaseRequest) {
     if DATABASE == Database::Sqlite {
         // A transaction that writes keeps all other writers waiting.
         return;
     }
-    let counters = counters().await;
-    let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
     for &level in levels() {
+        let counters = counters().await;
+        let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
         let app = counters.at(level).await;
-        let fenced = ours.lease("fenced").acquire().await.expect("acquire");
-        let held = theirs.lease(level).acquire().await.expect("acquire");
+        let fenced = request(&ours, "fenced").acquire().await.expect("acquire");
+        let held = theirs.lease_all(["before", "g"]).acquire().await.expect("acquire");
         let mut tx = app.begin().await;
         fenced.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
-        let next = spawn_waiter(&others, level);
-        until_waiters(&theirs, level, 1).await;
+        let waiting = ["before", "g"].map(|name| spawn_waiter(&others, name));
+        for name in ["before", "g"] {
+            until_waiters(&theirs, name, 1).await;
+        }
+        for name in ["a", "z"] {
+            let lease = others.lease(name).acquire().await.unwrap_or_else(|e| panic!("{level}, {name}: {e}"));
+            lease.release().await.expect("release");
+        }
         held.release().await.expect("release");
-        soon("the hand-over", next).await.expect("no panic").release().await.expect("release");
+        for next in waiting {
+            soon("the hand-over", next).await.expect("no panic").release().await.expect("release");
+        }
         tx.rollback().await.expect("rollback");
         fenced.release().await.expect("release");
     }
+}
+
+#[tokio::test]
+async fn fence_of_lease_at_any_isolation_level_stops_no_other_name() {
+    fence_at_any_isolation_level_stops_no_other_name(|locks, name| locks.lease(name)).await;
+}
+
+#[tokio::test]
+async fn fence_of_shared_lease_at_any_isolation_level_stops_no_other_name() {
+    fence_at_any_isolation_level_stops_no_other_name(|locks, name| locks.lease(name).shared()).await;
 }
 
 /// On SQLite the fence takes the only write lock of the file, so no lease can be renewed meanwhile:

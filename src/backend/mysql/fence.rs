@@ -55,24 +55,30 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &FenceCheck) -> Res
 //
 // Locks the row of the holding until the transaction ends: that of the name, or the entry of an
 // acquisition that shares. A row that is looked up but does not match would stay locked too, and at
-// REPEATABLE READ a missing row would lock a gap. So the inner query first reads the snapshot of
-// the transaction without locks. At SERIALIZABLE that read locks as well, so entries are read only
-// of a name that entries hold: a gap of their table would keep all clients from waiting. Bind
-// order: name, id, token, id, token, name, id, token, id, token.
+// REPEATABLE READ a missing row would lock a gap. So an inner query first reads the snapshot of the
+// transaction without locks. At SERIALIZABLE that read locks as well, so entries are read only of a
+// name that entries hold: a gap of their table would keep all clients from waiting.
+//
+// With LIMIT, a derived table is read on its own, before the table that is joined to it. A scalar
+// subquery without a row would be NULL, and MariaDB looks that up as an empty text, and locks the
+// gap there. Bind order: name, id, token, id, token, name, id, token, id, token.
 #[rustfmt::skip]
 const FENCE: &str = "
 SAVEPOINT sqlock_fence;
 RELEASE SAVEPOINT sqlock_fence;
-(SELECT 1 FROM sqlock_lease AS l
-  WHERE l.name = (SELECT s.name FROM sqlock_lease AS s WHERE s.name = ? AND s.id = ? AND s.token = ?)
-    AND l.id = ? AND l.token = ?
+(SELECT 1
+   FROM (SELECT name FROM sqlock_lease WHERE name = ? AND id = ? AND token = ? LIMIT 1) AS seen
+   STRAIGHT_JOIN sqlock_lease AS l ON l.name = seen.name
+  WHERE l.id = ? AND l.token = ?
    LOCK IN SHARE MODE)
  UNION ALL
-(SELECT 1 FROM sqlock_entry AS e
-  WHERE e.name = (SELECT s.name FROM sqlock_entry AS s
-                   WHERE s.name = (SELECT l.name FROM sqlock_lease AS l WHERE l.name = ? AND l.id = 'entries')
-                     AND s.id = ? AND s.token = ? AND s.owner <> '')
-    AND e.id = ? AND e.token = ? AND e.owner <> ''
+(SELECT 1
+   FROM (SELECT s.name
+           FROM (SELECT name FROM sqlock_lease WHERE name = ? AND id = 'entries' LIMIT 1) AS shared
+           STRAIGHT_JOIN sqlock_entry AS s ON s.name = shared.name
+          WHERE s.id = ? AND s.token = ? AND s.owner <> '' LIMIT 1) AS seen
+   STRAIGHT_JOIN sqlock_entry AS e ON e.name = seen.name
+  WHERE e.id = ? AND e.token = ? AND e.owner <> ''
    LOCK IN SHARE MODE)";
 
 // A locking read returns the latest rows, not the snapshot. Each half reads a range of one key: at
