@@ -510,6 +510,18 @@ fn queued_waiter_without_an_answer_is_unanswered() {
     assert!(store.has_acted(is_unanswered), "{:?}", store.actions);
 }
 
+/// A try waits for its answer between the reader and the waiter that keeps the reader out.
+#[test]
+fn wait_behind_a_try_and_a_waiter_is_reported() {
+    let mut store = waits_for_two_names();
+    let tries = LeaseSpec { reenters: true, ..spec("a", WaitMode::Try(START + BEAT)) };
+    store.feed(Input::Acquire { waiter: WaiterId(3), spec: tries });
+    let reads = LeaseSpec { mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
+    store.feed(Input::Acquire { waiter: WaiterId(4), spec: reads });
+    let is_reported = |action: &Action| matches!(action, Action::Waits { waiter: WaiterId(4) });
+    assert!(store.has_acted(is_reported), "{:?}", store.actions);
+}
+
 /// A lease that the client does not know keeps its waiters out as long as the client beats.
 #[test]
 fn polled_holding_of_no_caller_is_withdrawn() {

@@ -59,8 +59,9 @@ impl Engine {
             ..Waiter::new(id, claim, hold_time, wait_mode, now)
         };
         // A reader may share the name with the reader ahead of it, unless that one waits as well.
-        let is_behind = |last: &Waiter| !last.tries() && (last.claim.mode == Mode::Exclusive || last.is_reported);
-        let waits = if mode == Mode::Exclusive { waits } else { state.waiters.back().is_some_and(is_behind) };
+        let is_behind = |last: &Waiter| last.claim.mode == Mode::Exclusive || last.is_reported;
+        let last = || state.waiters.iter().rfind(|waiter| !waiter.tries());
+        let waits = if mode == Mode::Exclusive { waits } else { last().is_some_and(is_behind) };
         if (state.is_taken(mode) || waits) && waiter.report_wait() {
             self.actions.push(Action::Waits { waiter: id });
         }
