@@ -255,17 +255,13 @@ impl Engine {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        let is_repeated = state.overtaken > 0;
+        let pause = state.count_overtaken();
         if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
             // The holding may be fenced: the answer to the plain release shows that.
             holding.release_by_transition(false);
-            if is_repeated {
-                holding.put_off(now);
-            }
-            state.overtaken += 1;
-            return;
+            return holding.retry_after(now, pause);
         }
-        state.read_again(now);
+        state.read_at = Some(now + pause);
         if state.overtaken > MAX_OVERTAKEN
             && let Some(waiter) = state.candidate().filter(|waiter| waiter.tries()).map(|waiter| waiter.id)
         {

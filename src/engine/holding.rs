@@ -286,12 +286,17 @@ impl Holding {
         }
     }
 
-    /// Puts off the next statement about the holding, longer each time. Without a heartbeat that
-    /// keeps the holding, several statements come before its deadline.
+    /// Puts off the next statement about the holding, longer each time.
     pub(super) fn put_off(&mut self, now: Moment) {
-        let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
-        self.retry_at = now + if self.is_renewed { self.pause } else { self.pause.min(soon) };
+        self.retry_after(now, self.pause);
         self.pause = (self.pause * 2).min(Duration::from_secs(1));
+    }
+
+    /// Sets when the next statement about the holding is sent. Without a heartbeat that keeps the
+    /// holding, several statements come before its deadline.
+    pub(super) fn retry_after(&mut self, now: Moment, pause: Duration) {
+        let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
+        self.retry_at = now + if self.is_renewed { pause } else { pause.min(soon) };
     }
 }
 

@@ -313,11 +313,10 @@ impl NameState {
         self.withdrawals.push(Withdrawal { id, due, pause: FIRST_PAUSE, until, except: None, timed_out });
     }
 
-    /// Sets when the name is read again: later after each decision that was overtaken.
-    pub(super) fn read_again(&mut self, now: Moment) {
+    /// Counts a decision that was overtaken. Returns the pause before the next one: longer each time.
+    pub(super) fn count_overtaken(&mut self) -> Duration {
         self.overtaken += 1;
-        let pause = OVERTAKEN_PAUSE * 2_u32.pow(self.overtaken.min(6)) / 2;
-        self.read_at = Some(now + if self.overtaken == 1 { Duration::ZERO } else { pause });
+        if self.overtaken == 1 { Duration::ZERO } else { OVERTAKEN_PAUSE * 2_u32.pow(self.overtaken.min(6)) / 2 }
     }
 
     /// Returns the moments at which work is due, apart from deadlines of holdings and waiters.

@@ -40,10 +40,12 @@ impl Engine {
                 if awaited {
                     (state.is_contended, state.read_at) = (true, Some(now));
                 }
+                state.overtaken = 0;
                 self.conclude(now, name, Some(id), Verdict::Held);
             }
             ReleaseOutcome::ToNext(_) | ReleaseOutcome::ToEntry(_) => {
                 state.is_contended |= matches!(released, ReleaseOutcome::ToEntry(_));
+                state.overtaken = 0;
                 self.conclude(now, name, Some(id), Verdict::Held);
                 self.grant_to_successor(now, name, next, released, &terms);
             }
