@@ -62,6 +62,10 @@ impl Memory {
             (row.holder, row.client, row.owner) = (Holder::Kept, None, None);
             row.expires_at = now + micros(*keep_for);
             ReleaseOutcome::Ended { awaited: self.is_awaited(name, &row) }
+        } else if next.is_none() && row.waiting != 0 && self.entries_named(name).next().is_none() {
+            row.end();
+            row.waiting = 0;
+            ReleaseOutcome::Ended { awaited: false }
         } else if self.is_awaited(name, &row) {
             let queue = self.read(name, 64, now)?;
             let first = queue.waiting().find(|entry| entry.remaining.is_some())?;

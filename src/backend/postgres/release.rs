@@ -50,6 +50,9 @@ SELECT true, ", $unchanged, ", 0, waiting FROM held WHERE NOT EXISTS (SELECT FRO
     };
 }
 
+// The row stays marked when its last entry is granted the name. `unqueued` has a row if the name has
+// no entry any more: an entry that the snapshot lacks has changed the row. Such a name is freed.
+//
 // $4 whether a release that grants nothing need not wait for the disk. If a crash of the server
 // undoes it, the client releases again: it reads the names of its last releases when its heartbeat
 // was interrupted.
@@ -69,16 +72,21 @@ next AS (
                    WHERE greatest(w.expires_at, c.beat_at + ", grant!(), ") > ", now!(), "
                    ORDER BY w.arrived_at, w.id LIMIT 1)
               FOR UPDATE SKIP LOCKED)
-    RETURNING e.id, e.owner, e.client, e.is_renewed, least(e.ttl, ", grant!(), ") AS ttl, e.holder, e.label),"), concat!("
+    RETURNING e.id, e.owner, e.client, e.is_renewed, least(e.ttl, ", grant!(), ") AS ttl, e.holder, e.label),
+unqueued AS MATERIALIZED (
+    SELECT FROM held
+     WHERE waiting <> 0 AND version = (SELECT xmin FROM sqlock_lease WHERE name = $1)
+       AND NOT EXISTS (SELECT FROM sqlock_entry WHERE name = $1)),"), concat!("
        SET id = coalesce(next.id, ''), owner = coalesce(next.owner, ''),
            client = CASE WHEN next.is_renewed THEN next.client ELSE '' END,
            token = CASE WHEN next.id IS NULL THEN l.token ELSE held.token END, ttl = coalesce(next.ttl, l.ttl),
            expires_at = coalesce(", now!(), " + next.ttl, 0),
            acquired_at = CASE WHEN next.id IS NULL THEN l.acquired_at ELSE ", now!(), " END,
-           holder = coalesce(next.holder, l.holder), label = coalesce(next.label, l.label)
+           holder = coalesce(next.holder, l.holder), label = coalesce(next.label, l.label),
+           waiting = CASE WHEN EXISTS (SELECT FROM unqueued) THEN 0 ELSE l.waiting END
       FROM held LEFT JOIN next ON true
-     WHERE l.name = held.name AND (held.waiting = 0 OR next.id IS NOT NULL)
-    RETURNING l.id, l.token, l.waiting, ", notify!("next.client", "held.client"), " AS notified"), "
+     WHERE l.name = held.name AND (held.waiting = 0 OR next.id IS NOT NULL OR EXISTS (SELECT FROM unqueued))
+    RETURNING l.id, l.token, l.waiting, ", notify!("l", "next.client", "held.client"), " AS notified"), "
     DELETE FROM sqlock_entry AS e", concat!("
  WHERE CASE WHEN id = '' THEN ", commit_lazily!("$4"), " ELSE true END"), "
 CASE WHEN waiting = 0 THEN 'undone'
