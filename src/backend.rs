@@ -29,7 +29,7 @@ pub(crate) mod table;
 pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 pub(crate) use self::note::Note;
 pub(crate) use self::session::{SessionHolder, SessionLocks};
-pub(crate) use self::store::{BoxFuture, IsWaiting, Notification, Store, StoreFuture};
+pub(crate) use self::store::{BoxFuture, IsWaiting, Store, StoreFuture};
 pub(crate) use self::stored::{digest, hex, micros, token};
 use crate::clock::Clock;
 use crate::error::Result;

@@ -28,7 +28,6 @@ pub(crate) use acquisition::PendingAcquisition;
 pub(crate) use eviction::Eviction;
 pub(crate) use held::HeldLease;
 
-use crate::backend::Notification;
 use crate::clock::Moment;
 use crate::engine::{Answer, Engine, Exported, HeartbeatStatus, Input, LeaseSpec, Refusal, SharedError, WaiterId};
 use crate::error::{Error, Result};
@@ -91,12 +90,8 @@ impl Coordinator {
         runtime.spawn(timer::run_timer(timer::AbandonOnDrop(Arc::downgrade(self))));
         let coordinator = Arc::downgrade(self);
         self.executor.start(move |notification| {
-            let name = match notification {
-                Notification::Name(name) => LockName::new(name).map(Some),
-                Notification::AnyName => Ok(None),
-            };
-            if let (Some(coordinator), Ok(name)) = (coordinator.upgrade(), name) {
-                coordinator.feed(Input::Notified { name });
+            if let Some(coordinator) = coordinator.upgrade() {
+                coordinator.feed(Input::Notified(notification));
             }
         });
         measure::describe();

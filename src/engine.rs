@@ -68,7 +68,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, Claim, ClientId, Request};
+use crate::protocol::{AcquisitionId, Claim, ClientId, Notification, Request};
 use crate::token::FencingToken;
 
 /// After a notification without a name, the engine polls every name with entries, and then pauses
@@ -187,8 +187,10 @@ impl Engine {
             Input::Answer { request, answer } => self.on_answered(now, request, answer),
             Input::Evicted { name, token } => self.on_evicted(now, &name, token),
             Input::LookUp { name } => self.look_up(now, &name),
-            Input::Notified { name: Some(name) } => self.on_notified(now, &name),
-            Input::Notified { name: None } => self.poll_all_at = Some(now.max(self.poll_all_not_before)),
+            Input::Notified(Notification::Granted { name, granted, notice }) => {
+                self.on_grant_notified(now, &name, granted, notice)
+            }
+            Input::Notified(Notification::AnyName) => self.poll_all_at = Some(now.max(self.poll_all_not_before)),
             Input::Tick => {}
             Input::Close => self.close(now),
         }

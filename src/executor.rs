@@ -33,11 +33,12 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::backend::{Backend, Notification};
+use crate::backend::Backend;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::operation::Operation;
+use crate::protocol::Notification;
 use crate::protocol::timing::ANSWER_TIMEOUT;
 use task::Task;
 use task_queue::{FailureReport, TaskQueue};

@@ -24,7 +24,7 @@ pub(crate) use request::{
     Batch, Claim, ClientChange, Enqueue, Extension, GivenUp, Grantee, HolderChange, Release, Request, Seen, Transition,
 };
 pub(crate) use response::{
-    AskOutcome, ChangeOutcome, CurrentHolder, Granted, JoinOutcome, Polled, Presence, ReleaseOutcome, Response,
-    WithdrawalOutcome,
+    AskOutcome, ChangeOutcome, CurrentHolder, Granted, JoinOutcome, Notification, Polled, Presence, ReleaseOutcome,
+    Response, WithdrawalOutcome,
 };
 pub(crate) use row::{EntryRow, EntryState, Holder, LeaseRow, Mode, Queue};

@@ -39,13 +39,13 @@ use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::stored::age_from_micros;
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
-    SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks,
+    Store, StoreFuture, SweepRange, Swept, micros,
 };
 use crate::error::{Result, if_exists};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_TIMEOUT;
-use crate::protocol::{Batch, Request, Response};
+use crate::protocol::{Batch, Notification, Request, Response};
 use crate::schema;
 
 /// The settings of the client's own sessions. A pooler refuses settings; there the server's apply.

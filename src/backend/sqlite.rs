@@ -42,12 +42,12 @@ use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::stored::age_from_micros;
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Notification, Origin, SessionHolder,
-    SessionLocks, Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks,
+    Store, StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_exists};
 use crate::name::LockName;
-use crate::protocol::{Batch, Request, Response};
+use crate::protocol::{Batch, Notification, Request, Response};
 use crate::schema;
 
 /// The backend on the caller's pool.

@@ -10,7 +10,7 @@ use super::dialect::Column;
 use super::note::NoteStore;
 use super::records::{RecordCommand, RecordResponse};
 use crate::name::LockName;
-use crate::protocol::{Batch, Request, Response};
+use crate::protocol::{Batch, Notification, Request, Response};
 
 /// A boxed future.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -22,18 +22,6 @@ pub(crate) type StoreFuture<'a, T> = BoxFuture<'a, Result<T, sqlx::Error>>;
 pub(crate) trait Store: LeaseStore + AdminStore + NoteStore + RowStore + RecordStore {
     /// Closes the connection in order.
     fn close(self: Box<Self>) -> StoreFuture<'static, ()>;
-}
-
-/// A notification of a grant by another client.
-#[cfg_attr(
-    not(all(feature = "postgres", feature = "sqlite")),
-    allow(dead_code, reason = "a database has one kind, or none")
-)]
-pub(crate) enum Notification {
-    /// This name was granted.
-    Name(String),
-    /// One of the names for which the client waits may have been granted.
-    AnyName,
 }
 
 /// Whether the client waits for a name that another client may grant it.

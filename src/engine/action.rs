@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::error::{Error, LossCause};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{AcquisitionId, Mode, Request, Response};
+use crate::protocol::{AcquisitionId, Mode, Notification, Request, Response};
 use crate::token::FencingToken;
 
 /// Identifies a caller that wants a name, from its request until it is granted or refused.
@@ -126,11 +126,8 @@ pub(crate) enum Input {
     LookUp {
         name: LockName,
     },
-    /// Another client has granted a name to this client. `None`: one of the names for which this
-    /// client waits.
-    Notified {
-        name: Option<LockName>,
-    },
+    /// Another client has granted a name to this client.
+    Notified(Notification),
     /// Time has passed.
     Tick,
     /// Refuses all waiters and releases all holdings.

@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT;
-use crate::protocol::{AcquisitionId, CurrentHolder, Holder, Mode, Polled, Presence};
+use crate::protocol::{AcquisitionId, CurrentHolder, Granted, Holder, Mode, Polled, Presence};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -136,6 +136,32 @@ impl Engine {
         }
     }
 
+    /// Handles a notification of a grant by another client.
+    ///
+    /// Until the TTL has passed after a heartbeat, nothing ends the holding of an entry without a
+    /// notice to its client. So without a notice since the grant, the latest heartbeat tells until
+    /// when the grant lasts. Otherwise, or if that is too soon, a poll does.
+    pub(super) fn on_grant_notified(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        Granted { id, token }: Granted,
+        notice: i64,
+    ) {
+        let beat_at = self.heartbeat.beat_at_notice(notice);
+        let lasts = |ttl: Duration| beat_at.is_some_and(|beat_at| beat_at + relied_on(ttl) > now + ttl / 2);
+        let is_meant =
+            |waiter: &Waiter| waiter.claim.id == id && waiter.is_queued() && lasts(waiter.claim.ttl.min(GRANT));
+        let is_certain = self.names.get(name).is_some_and(|state| !state.is_busy() && state.foremost().any(is_meant));
+        match beat_at.filter(|_| is_certain) {
+            Some(beat_at) => {
+                self.on_granted_by_other(now, name, id, token, (beat_at, Some(GRANT)), self.heartbeat.epoch());
+                self.advance(now, name);
+            }
+            None => self.on_notified(now, name),
+        }
+    }
+
     /// Handles a grant by another client. The answer to a request sent at `since` said how long the
     /// grant lasts.
     pub(super) fn on_granted_by_other(
@@ -152,7 +178,7 @@ impl Engine {
         };
         let ttl = waiter.claim.ttl.min(GRANT);
         let (since, remaining) = if is_on(Mutation::CountFromNews) { (now, Some(ttl)) } else { (since, remaining) };
-        let lasts = remaining.unwrap_or_default();
+        let lasts = remaining.unwrap_or_default().min(ttl);
         // Where no heartbeat moves the expiry, or the expiry is near, an extension sets it before
         // the caller gets the lease.
         if !waiter.claim.is_renewed || since + relied_on(lasts) <= now + ttl / 2 {

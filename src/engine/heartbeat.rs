@@ -89,6 +89,13 @@ impl Heartbeat {
         self.beat_at.filter(|_| epoch == self.epoch || is_on(Mutation::IgnoreNotice))
     }
 
+    /// Returns when the latest answered beat was sent, if its answer had this number of notices: no
+    /// later notice was given before that beat.
+    pub(super) fn beat_at_notice(&self, notice: i64) -> Option<Moment> {
+        let is_latest = self.state == State::Beating(notice) && !self.is_interrupted;
+        self.beat_at.filter(|_| is_latest)
+    }
+
     /// Returns when to send the next beat, if any.
     pub(super) fn due(&self) -> Option<Moment> {
         self.due.filter(|_| self.in_flight.is_none())
@@ -100,10 +107,10 @@ impl Heartbeat {
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
     }
 
-    /// Schedules a beat for an entry that waits since `since`, so that it is notified of its grant.
+    /// Schedules a beat for an entry that waits since `since`. A client is notified of a grant only
+    /// after its first beat, and needs no poll then if its latest beat is recent.
     pub(super) fn schedule_for_entry(&mut self, since: Moment) {
-        let is_first = self.state == State::Unregistered && self.can_notify;
-        self.schedule_for(since, if is_first { Duration::ZERO } else { GRANT });
+        self.schedule_for(if self.can_notify { self.answered_at } else { since }, GRANT);
     }
 
     /// Cancels the next beat, which nothing needs.

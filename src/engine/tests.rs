@@ -471,14 +471,16 @@ fn releases_before_a_restart_are_looked_up() {
 
 /// Waits for two names that another client holds, with entries in the store.
 fn waits_for_two_names() -> Conversation {
-    let mut store = Conversation::new();
+    wait_for_two_names(Conversation::new())
+}
+
+fn wait_for_two_names(mut store: Conversation) -> Conversation {
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
         store.feed(Input::Acquire { waiter, spec: spec(name, WaitMode::Wait(None)) });
         store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
         store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
     }
-    assert!(store.open.is_empty(), "{:?}", store.open);
     store
 }
 
@@ -528,7 +530,7 @@ fn polled_holding_of_no_caller_is_withdrawn() {
     let mut store = waits_for_two_names();
     let (holder, client) = (Holder::Lease(AcquisitionId::from_u128(9)), Some(ClientId::from_u128(1)));
     let row = LeaseRow { holder, owner: None, client, token: 5, remaining: Some(GRANT), waiting: 1, lost: 0, asked: 0 };
-    store.feed(Input::Notified { name: None });
+    store.feed(Input::Notified(Notification::AnyName));
     let polled = Polled { row, presences: vec![Presence::Waiting { ahead: 0 }] };
     store.answer(is_poll_of("a"), Response::Polled(Some(polled)));
     let is_meant = |body: &Request| matches!(body, Request::Withdraw { id, .. } if *id == AcquisitionId::from_u128(9));
@@ -555,15 +557,46 @@ fn grant_found_late_is_extended_before_its_use() {
     assert!(store.has_acted(is_granted), "{:?}", store.actions);
 }
 
+/// Waits for two names, and is notified of the grant of one. The heartbeat was answered with two
+/// notices, and the grant was made after `notice`.
+fn notified_of_grant(notice: i64) -> Conversation {
+    let mut store = Conversation::new();
+    store.engine.set_can_notify(true);
+    let mut store = wait_for_two_names(store);
+    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(2));
+    let name = LockName::new("a").expect("a name");
+    let id = store.engine.names[&name].waiters[0].claim.id;
+    let granted = Granted { id, token: FencingToken::new(5).expect("a token") };
+    store.feed(Input::Notified(Notification::Granted { name, granted, notice }));
+    store
+}
+
+#[test]
+fn notified_grant_needs_no_poll() {
+    let store = notified_of_grant(2);
+    let is_granted = |action: &Action| matches!(action, Action::Granted { grant, .. } if grant.token.get() == 5);
+    assert!(store.has_acted(is_granted), "{:?}", store.actions);
+    assert!(store.open.is_empty(), "{:?}", store.open);
+}
+
+/// A later notice may say that the grant was taken away again.
+#[test]
+fn notified_grant_before_a_notice_is_polled() {
+    let store = notified_of_grant(1);
+    let is_granted = |action: &Action| matches!(action, Action::Granted { .. });
+    assert!(!store.has_acted(is_granted), "{:?}", store.actions);
+    assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);
+}
+
 #[test]
 fn notification_without_a_name_polls_all_names() {
     let mut store = waits_for_two_names();
-    store.feed(Input::Notified { name: None });
+    store.feed(Input::Notified(Notification::AnyName));
     let polls: Vec<_> =
         ["a", "b"].map(|name| store.open.iter().filter(|(_, body)| is_poll_of(name)(body)).count()).into();
     assert_eq!(polls, [1, 1]);
     // The next notification comes too soon.
-    store.feed(Input::Notified { name: None });
+    store.feed(Input::Notified(Notification::AnyName));
     assert_eq!(store.open.len(), 2);
 }
 

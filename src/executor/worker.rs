@@ -9,14 +9,14 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::request_error::RequestError;
 use super::task::{Pending, reconnecting};
 use super::task_queue::{Gathered, Open, Suspicion, TaskQueue};
-use crate::backend::{Backend, IsWaiting, Notification, Store, StoreFuture};
+use crate::backend::{Backend, IsWaiting, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::error::{Error, Fault};
 use crate::events::{Event, Publisher};
 use crate::measure;
 use crate::panics;
-use crate::protocol::Batch;
 use crate::protocol::timing::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
+use crate::protocol::{Batch, Notification};
 
 /// How long an operation is repeated after conflicts with other transactions.
 const CONFLICT_TOLERANCE: Duration = Duration::from_secs(10);

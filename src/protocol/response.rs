@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{AcquisitionId, EntryState, Holder, LeaseRow, Queue};
+use crate::name::LockName;
 use crate::owner::Owner;
 use crate::token::FencingToken;
 
@@ -120,6 +121,20 @@ pub(crate) enum ReleaseOutcome {
 pub(crate) struct Granted {
     pub(crate) id: AcquisitionId,
     pub(crate) token: FencingToken,
+}
+
+/// A notification of a grant by another client.
+#[cfg_attr(
+    not(all(feature = "postgres", feature = "sqlite")),
+    allow(dead_code, reason = "a database has one kind, or none")
+)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Notification {
+    /// An entry of the client was granted this name. `notice`: the number of the client's notices
+    /// before the grant.
+    Granted { name: LockName, granted: Granted, notice: i64 },
+    /// One of the names for which the client waits may have been granted.
+    AnyName,
 }
 
 /// The state of acquisitions in a name.

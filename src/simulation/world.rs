@@ -26,7 +26,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{AcquisitionId, ClientId, Mode, Request};
+use crate::protocol::{AcquisitionId, ClientId, Mode, Notification, Request};
 use crate::random::Random;
 use crate::token::FencingToken;
 use failover::Failover;
@@ -93,6 +93,8 @@ struct Client {
     requests: BTreeMap<RequestId, Pending>,
     /// Whether the connection of its heartbeat is dead.
     is_cut: bool,
+    /// Counts the connections of its heartbeat.
+    connection: u32,
     wake_at: Option<u64>,
 }
 
@@ -177,6 +179,7 @@ struct Actor {
 /// A request that the store has prepared but not committed.
 struct Transaction {
     prepared: Prepared,
+    notifications: Vec<(ClientId, Notification)>,
     client: usize,
     life: u32,
     request: RequestId,
@@ -344,6 +347,7 @@ impl World {
                 drift,
                 requests: BTreeMap::new(),
                 is_cut: false,
+                connection: 0,
                 wake_at: None,
             });
             world.start(client);
@@ -474,7 +478,12 @@ impl World {
                 self.feed(client, life, Input::Tick);
             }
             WorldEvent::Actor { actor, turn } => self.act(actor, turn),
-            WorldEvent::Notify { client, life, name } => self.feed(client, life, Input::Notified { name }),
+            WorldEvent::Notify { client, life, connection, notification } => {
+                if self.clients[client].connection == connection {
+                    self.feed(client, life, Input::Notified(notification));
+                }
+            }
+            WorldEvent::Evict { name, token } => drop(self.evict_token(&name, token)),
             WorldEvent::Ask { name } => self.ask(&name),
             WorldEvent::EndFence { transaction } => self.end_fence(transaction),
             WorldEvent::Unlock { transaction } => self.store.unlock(transaction),

@@ -45,15 +45,19 @@ async fn release_notifies_the_client_that_is_next() {
         }
     };
     let clients = soon("two clients that listen", listening).await;
-    let asks = "SELECT client FROM sqlock_entry WHERE name = 'a' AND token = 0";
-    let waits: String = sqlx::query_scalar(asks).fetch_one(&pool).await.expect("an entry");
+    let waits = "
+        SELECT e.client, e.id, c.notice
+          FROM sqlock_entry AS e JOIN sqlock_client AS c ON c.id = e.client
+         WHERE e.name = 'a' AND e.token = 0";
+    let (client, id, notice): (String, String, i64) = sqlx::query_as(waits).fetch_one(&pool).await.expect("an entry");
     let mut listener = PgListener::connect_with(&pool).await.expect("a listener");
     let channels: Vec<String> = clients.iter().map(|client| format!("sqlock_{client}")).collect();
     listener.listen_all(channels.iter().map(String::as_str)).await.expect("listen");
     lease.release().await.expect("release");
     let heard = soon("the notification", listener.recv()).await.expect("connected");
-    assert_eq!((heard.channel(), heard.payload()), (&*format!("sqlock_{waits}"), "a"));
     let lease = soon("the lease", next).await.expect("no panic").expect("acquire");
+    let grant = format!("{id} {} {notice} a", lease.token());
+    assert_eq!((heard.channel(), heard.payload()), (&*format!("sqlock_{client}"), &*grant));
     // A release without a waiter sends no notification.
     lease.release().await.expect("release");
     sqlx::query("SELECT pg_notify($1, 'end')").bind(&channels[0]).execute(&pool).await.expect("notify");

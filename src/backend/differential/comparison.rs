@@ -54,6 +54,7 @@ pub(super) fn is_alike(model: &Response, database: &Response) -> bool {
     };
     let same_grant = |a: &Granted, b: &Granted| a.id == b.id && is_near_token(a.token, b.token);
     match (model, database) {
+        (R::Registered(a), R::Registered(b)) => is_near(*a, *b),
         (R::Acquired(Ok(a)), R::Acquired(Ok(b))) => is_near_token(*a, *b),
         (R::Acquired(Err(a)), R::Acquired(Err(b))) | (R::Enqueued(a), R::Enqueued(b)) => same_holder(a, b),
         (R::Joined(JoinOutcome::Done(a)), R::Joined(JoinOutcome::Done(b))) => a == b,

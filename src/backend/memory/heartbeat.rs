@@ -9,7 +9,7 @@ impl Memory {
         if self.is_locked(&Key::Client(id), Strength::Ending) {
             return Err(MustWait);
         }
-        let notice = self.clients.get(&id).map_or(0, |client| client.notice);
+        let notice = self.clients.get(&id).map_or(first_notice(now), |client| client.notice);
         Ok(Prepared::new(Response::Registered(notice)).write(Write::Client(id, Client { beat_at: now, notice })))
     }
 
@@ -30,16 +30,20 @@ impl Memory {
         losers.sort();
         losers.dedup();
         // A client without a row gets one: a registration under way must wait for this transaction
-        // and read the notice. Its notices start at the clock, so that they differ from those of an
-        // earlier row, which the sweeper has deleted.
-        let first = if is_on(Mutation::RestartNotices) { 1 } else { now };
+        // and read the notice.
         let write = |id: ClientId| {
             let next = |client: &Client| Client { notice: client.notice + 1, ..client.clone() };
-            Write::Client(id, self.clients.get(&id).map_or(Client { beat_at: 0, notice: first }, next))
+            Write::Client(id, self.clients.get(&id).map_or(Client { beat_at: 0, notice: first_notice(now) }, next))
         };
         if losers.iter().any(|id| self.is_locked(&Key::Client(*id), Strength::Ending)) {
             return None;
         }
         Some(losers.into_iter().map(write).collect())
     }
+}
+
+/// Returns the number of notices of a new row. It starts at the clock, so that it differs from those
+/// of an earlier row, which the sweeper has deleted.
+fn first_notice(now: i64) -> i64 {
+    if is_on(Mutation::RestartNotices) { 1 } else { now }
 }

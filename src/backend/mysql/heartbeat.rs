@@ -4,10 +4,11 @@ use sqlx::MySqlConnection;
 
 use crate::protocol::ClientId;
 
-// LAST_INSERT_ID is the number of notices plus one, or zero for a new row. Bind order: client.
+// LAST_INSERT_ID is the number of notices plus one. The notices of a new row start at the clock.
+// Bind order: client.
 #[rustfmt::skip]
 const REGISTER: &str = concat!("
-INSERT INTO sqlock_client (id, beat_at, notice) VALUES (?, ", now!(), ", 0)
+INSERT INTO sqlock_client (id, beat_at, notice) VALUES (?, ", now!(), ", LAST_INSERT_ID(", now!(), " + 1) - 1)
     ON DUPLICATE KEY UPDATE beat_at = ", now!(), ", notice = LAST_INSERT_ID(notice + 1) - 1");
 
 pub(super) async fn register(conn: &mut MySqlConnection, client: ClientId) -> Result<i64, sqlx::Error> {

@@ -12,10 +12,11 @@ macro_rules! listens {
     };
 }
 
-// $1 client, $2 the mark of its session, if the session listens
+// $1 client, $2 the mark of its session, if the session listens. Notices start at the clock, as in
+// `notice!`.
 #[rustfmt::skip]
 const REGISTER: &str = concat!("
-INSERT INTO sqlock_client AS c (id, beat_at, listens) VALUES ($1, ", now!(), ", ", listens!(), ")
+INSERT INTO sqlock_client AS c (id, beat_at, notice, listens) VALUES ($1, ", now!(), ", ", now!(), ", ", listens!(), ")
     ON CONFLICT (id) DO UPDATE SET beat_at = ", now!(), ", listens = excluded.listens
 RETURNING c.notice");
 

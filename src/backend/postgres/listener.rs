@@ -18,9 +18,11 @@ use sqlx::{Acquire as _, ConnectOptions as _, Connection as _, PgConnection, PgP
 use uuid::Uuid;
 
 use super::settings::started_at;
-use crate::backend::{BoxFuture, Notification};
-use crate::protocol::ClientId;
+use crate::backend::BoxFuture;
+use crate::name::LockName;
 use crate::protocol::timing::CONNECT_TIMEOUT;
+use crate::protocol::{ClientId, Granted, Notification};
+use crate::token::FencingToken;
 
 /// The setting that marks a session as one that listens.
 macro_rules! mark {
@@ -126,7 +128,7 @@ impl StoreConnection {
             return std::future::pending().await;
         }
         let notification = listener.listener.try_recv().await?.ok_or_else(lost_connection)?;
-        Ok(Notification::Name(notification.payload().to_owned()))
+        Ok(parsed(notification.payload()).unwrap_or(Notification::AnyName))
     }
 
     async fn finish_upgrade(&mut self) -> Result<(), sqlx::Error> {
@@ -214,6 +216,17 @@ impl Listener {
             _ => Ok(()),
         }
     }
+}
+
+/// Parses what [`notify`](super::store::notify) sends: id, token, notice and name.
+fn parsed(payload: &str) -> Option<Notification> {
+    let mut parts = payload.splitn(4, ' ');
+    let mut next = || parts.next();
+    let id = next()?.parse().ok()?;
+    let token = FencingToken::new(next()?.parse().ok()?)?;
+    let notice = next()?.parse().ok()?;
+    let name = LockName::new(next()?).ok()?;
+    Some(Notification::Granted { name, granted: Granted { id, token }, notice })
 }
 
 /// Returns whether a server that refuses a connection may accept the next one: it has too few

@@ -60,12 +60,17 @@ macro_rules! notice {
 }
 pub(super) use notice;
 
-/// Notifies a listening client of the grant of the name `$1`. The server sends the notification
-/// when the grant commits. <https://www.postgresql.org/docs/current/sql-notify.html>
+/// Notifies a listening client that the row `$granted` is a grant of the name `$1` to it. The server
+/// sends the notification when the grant commits.
+/// <https://www.postgresql.org/docs/current/sql-notify.html>
 macro_rules! notify {
-    ($client:literal, $granter:literal) => {
+    ($granted:literal, $client:literal, $granter:literal) => {
         concat!(
-            "(SELECT pg_notify('sqlock_' || n.id, $1)::text
+            "(SELECT pg_notify('sqlock_' || n.id, concat_ws(' ', ",
+            $granted,
+            ".id, ",
+            $granted,
+            ".token, n.notice, $1))::text
                      FROM sqlock_client AS n WHERE n.id = ",
             $client,
             " AND n.id <> ",

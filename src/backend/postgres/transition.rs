@@ -116,7 +116,7 @@ changed AS (
            label = g.label, lost = a.lost, waiting = a.waiting
       FROM all_locked AS a, grantee AS g
      WHERE l.name = a.name
-    RETURNING l.id, l.token, ", notify!("g.client", "''"), " AS notified)
+    RETURNING l.id, l.token, ", notify!("l", "g.client", "''"), " AS notified)
 SELECT id, token FROM changed"));
 
 #[rustfmt::skip]
@@ -127,7 +127,7 @@ granted AS (
            expires_at = ", now!(), " + g.lasts, acquired_at = ", now!(), "
       FROM all_locked AS a, grantee AS g
      WHERE e.name = g.name AND e.id = g.id
-    RETURNING e.id, e.token, ", notify!("g.client", "''"), " AS notified),
+    RETURNING e.id, e.token, ", notify!("e", "g.client", "''"), " AS notified),
 changed AS (
     UPDATE sqlock_lease AS l
        SET id = 'entries', owner = '', client = '', token = a.token + cardinality($8) - 1, acquired_at = ", now!(), ",

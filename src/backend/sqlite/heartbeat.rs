@@ -14,7 +14,7 @@ use crate::protocol::ClientId;
 // $1 client
 #[rustfmt::skip]
 const REGISTER: &str = concat!("
-INSERT INTO sqlock_client (id, beat_at) VALUES ($1, ", now!(), ")
+INSERT INTO sqlock_client (id, beat_at, notice) VALUES ($1, ", now!(), ", ", now!(), ")
     ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at
 RETURNING notice");
 

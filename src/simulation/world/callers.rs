@@ -200,6 +200,8 @@ impl World {
         self.tokens.entry(name.clone()).or_default().add(grant.token, owner, mode);
         if is_evicted {
             self.evicted.insert((client, grant.lease), self.now);
+            let (life, lease) = (self.clients[client].life, grant.lease);
+            self.after(NOTICED_WITHIN, WorldEvent::CheckEvicted { client, life, lease, at: self.now });
         }
         // A lease that enters a holding without a heartbeat may end with it.
         let is_renewed = is_renewed && !self.owners.contains(&owner);

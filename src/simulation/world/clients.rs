@@ -134,6 +134,7 @@ impl World {
                 let sent_at = self.clients[client].local(self.now);
                 let is_beat = matches!(body, Request::Register { .. } | Request::Beat { .. });
                 let is_repeated = is_beat && std::mem::take(&mut self.clients[client].is_cut);
+                self.clients[client].connection += u32::from(is_repeated);
                 let pending = Pending { body, sent_at, attempts: 0, life, is_repeated };
                 self.clients[client].requests.insert(request, pending);
                 self.attempt(client, request);

@@ -6,6 +6,7 @@ use crate::backend::memory::{Key, TransactionId};
 use crate::engine::{Input, LeaseId};
 use crate::name::LockName;
 use crate::protocol::{ChangeOutcome, Request, Response};
+use crate::token::FencingToken;
 
 impl World {
     pub(super) fn fault(&mut self) {
@@ -100,22 +101,33 @@ impl World {
         let Some(belief) = self.beliefs.values().nth(chosen).cloned() else {
             return;
         };
-        let transaction = self.next_transaction();
-        let clock = self.store_clock();
-        let evict = Request::Evict { name: belief.name.clone(), token: belief.token };
-        let Ok(prepared) = self.store.prepare(transaction, clock, &evict) else {
-            return;
-        };
-        if prepared.response != Response::Evicted(ChangeOutcome::Done) {
+        if !self.evict_token(&belief.name, belief.token) {
             return;
         }
-        self.tell(|| format!("an operator evicts token {} of {}", belief.token, belief.name));
+        let operator = self.random.below(self.profile.clients) as usize;
+        if self.random.permille(300) && self.clients[operator].paused_until <= self.now {
+            self.confirm_eviction(operator, &belief);
+        }
+    }
+
+    /// Evicts the holder of a token. Returns whether the name had it.
+    pub(super) fn evict_token(&mut self, name: &LockName, token: FencingToken) -> bool {
+        let transaction = self.next_transaction();
+        let clock = self.store_clock();
+        let evict = Request::Evict { name: name.clone(), token };
+        let Ok(prepared) = self.store.prepare(transaction, clock, &evict) else {
+            return false;
+        };
+        if prepared.response != Response::Evicted(ChangeOutcome::Done) {
+            return false;
+        }
+        self.tell(|| format!("an operator evicts token {token} of {name}"));
         self.summary.evicted += 1;
         self.store.commit(transaction, clock, prepared);
         let ended: Vec<(usize, LeaseId)> = self
             .beliefs
             .iter()
-            .filter(|(_, b)| b.name == belief.name && (b.token == belief.token || b.may_have == Some(belief.token)))
+            .filter(|(_, b)| b.name == *name && (b.token == token || b.may_have == Some(token)))
             .map(|(key, _)| *key)
             .collect();
         for (client, lease) in ended {
@@ -123,14 +135,11 @@ impl World {
             let life = self.clients[client].life;
             self.after(NOTICED_WITHIN, WorldEvent::CheckEvicted { client, life, lease, at: self.now });
             if self.random.permille(200) {
-                self.look_up(client, &belief.name);
+                self.look_up(client, name);
             }
         }
         self.check_fences();
-        let operator = self.random.below(self.profile.clients) as usize;
-        if self.random.permille(300) && self.clients[operator].paused_until <= self.now {
-            self.confirm_eviction(operator, &belief);
-        }
+        true
     }
 
     /// Tells a client that it has evicted the holder of a name. Its own lease must end at once.

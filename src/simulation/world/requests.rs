@@ -1,9 +1,11 @@
 //! Requests in transit: lost, late, answered and repeated ones.
 
-use super::{ATTEMPT, ATTEMPTS, LOCK_WAIT, MILLISECOND, SECOND, Transaction, World, WorldEvent};
+use std::slice;
+
+use super::{ATTEMPT, ATTEMPTS, Client, LOCK_WAIT, MILLISECOND, SECOND, Transaction, World, WorldEvent};
 use crate::backend::memory::TransactionId;
 use crate::engine::{Answer, Input, RequestId, SharedError};
-use crate::protocol::{ReleaseOutcome, Request, Response};
+use crate::protocol::{ClientId, Granted, Notification, ReleaseOutcome, Request, Response};
 
 impl World {
     pub(super) fn attempt(&mut self, client: usize, request: RequestId) {
@@ -96,7 +98,8 @@ impl World {
                 if is_rolled_back || takes > MILLISECOND {
                     self.disturb_all(self.now + takes);
                 }
-                let prepared = Transaction { prepared, client, life, request, is_rolled_back };
+                let notifications = self.notifications(&body, &prepared.response);
+                let prepared = Transaction { prepared, notifications, client, life, request, is_rolled_back };
                 self.transactions.insert(transaction, prepared);
                 self.after(takes, WorldEvent::Commit { transaction });
             }
@@ -107,7 +110,7 @@ impl World {
         let Some(prepared) = self.transactions.remove(&transaction) else {
             return;
         };
-        let Transaction { prepared, client, life, request, is_rolled_back } = prepared;
+        let Transaction { prepared, notifications, client, life, request, is_rolled_back } = prepared;
         if is_rolled_back {
             self.tell(|| format!("  {} is rolled back, without a reply", request.0));
             return self.store.unlock(transaction);
@@ -115,9 +118,7 @@ impl World {
         let clock = self.store_clock();
         let response = self.store.commit(transaction, clock, prepared);
         self.check_fences();
-        if let Some(pending) = self.clients[client].requests.get(&request) {
-            self.notify(&pending.body.clone(), &response);
-        }
+        self.notify(notifications);
         if self.chance(self.profile.lost_replies) {
             self.disturb(client, self.now);
             return self.tell(|| format!("  the reply to {} is lost", request.0));
@@ -126,23 +127,56 @@ impl World {
         self.after(delay, WorldEvent::Reply { client, life, request, response: Ok(response) });
     }
 
-    /// Notifies clients of a grant, which may be for another client. Some notifications are lost.
-    pub(super) fn notify(&mut self, body: &Request, response: &Response) {
-        let name = match (body, response) {
-            (Request::Release(release), Response::Released(ReleaseOutcome::ToEntry(_))) => &release.name,
-            (Request::Transition(transition), Response::Transitioned(Some(_))) => &transition.name,
-            _ => return,
+    /// Returns the notifications of a response that grants a name to entries, and whom they are for.
+    fn notifications(&self, body: &Request, response: &Response) -> Vec<(ClientId, Notification)> {
+        let (name, granted) = match (body, response) {
+            (Request::Release(release), Response::Released(ReleaseOutcome::ToEntry(granted))) => {
+                (&release.name, slice::from_ref(granted))
+            }
+            (Request::Transition(transition), Response::Transitioned(Some(granted))) => {
+                (&transition.name, &granted[..])
+            }
+            _ => return Vec::new(),
         };
-        // The new holder may be asked before it has heard of its grant.
-        if self.random.permille(self.profile.asks) {
-            let delay = self.random.below(50 * MILLISECOND);
-            self.after(delay, WorldEvent::Ask { name: name.clone() });
-        }
-        for client in 0..self.clients.len() {
-            if self.random.permille(300) {
-                let (life, delay) = (self.clients[client].life, self.delay());
-                let name = (!self.random.permille(300)).then(|| name.clone());
-                self.after(delay, WorldEvent::Notify { client, life, name });
+        let of = |granted: &Granted| {
+            let client = self.store.entries.get(&(name.clone(), granted.id))?.client?;
+            let notice = self.store.clients.get(&client)?.notice;
+            Some((client, Notification::Granted { name: name.clone(), granted: *granted, notice }))
+        };
+        granted.iter().filter_map(of).collect()
+    }
+
+    /// Notifies clients of grants. Some notifications are lost, late, without a name, or for another
+    /// client.
+    fn notify(&mut self, notifications: Vec<(ClientId, Notification)>) {
+        for (meant, notification) in notifications {
+            // The new holder may be asked, or evicted, before it has heard of its grant.
+            if let Notification::Granted { name, granted, .. } = &notification {
+                let delay = self.random.below(50 * MILLISECOND);
+                if self.random.permille(self.profile.asks) {
+                    self.after(delay, WorldEvent::Ask { name: name.clone() });
+                }
+                if self.chance(10 * self.profile.evictions) {
+                    self.after(delay, WorldEvent::Evict { name: name.clone(), token: granted.token });
+                }
+            }
+            for client in 0..self.clients.len() {
+                let is_meant = self.clients[client].id == meant;
+                if !self.random.permille(if is_meant { 700 } else { 100 }) {
+                    continue;
+                }
+                let has_name = self.profile.marks && self.random.permille(800);
+                let notification = if has_name { notification.clone() } else { Notification::AnyName };
+                let mut delay = self.delay();
+                if self.chance(10 * self.profile.evictions.max(self.profile.late_requests)) {
+                    delay += self.random.below(5 * SECOND);
+                }
+                let Client { life, connection, paused_until, .. } = self.clients[client];
+                // A client may read the answer to a heartbeat first.
+                if paused_until > self.now && self.random.permille(500) {
+                    delay += paused_until - self.now + self.random.below(2 * SECOND);
+                }
+                self.after(delay, WorldEvent::Notify { client, life, connection, notification });
             }
         }
     }

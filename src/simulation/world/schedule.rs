@@ -3,7 +3,8 @@
 use crate::backend::memory::TransactionId;
 use crate::engine::{LeaseId, RequestId};
 use crate::name::LockName;
-use crate::protocol::{Request, Response};
+use crate::protocol::{Notification, Request, Response};
+use crate::token::FencingToken;
 
 /// An event of a run.
 #[derive(Debug)]
@@ -42,12 +43,18 @@ pub(super) enum WorldEvent {
         actor: usize,
         turn: u32,
     },
-    /// A client receives the notification of a grant, which may be for another client, and which
-    /// may not say the name.
+    /// A client receives a notification, which may be for another client, unless it has another
+    /// connection now.
     Notify {
         client: usize,
         life: u32,
-        name: Option<LockName>,
+        connection: u32,
+        notification: Notification,
+    },
+    /// An operator evicts the holder of a token.
+    Evict {
+        name: LockName,
+        token: FencingToken,
     },
     /// A caller asks the holders of a name to release it.
     Ask {
