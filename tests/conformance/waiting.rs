@@ -492,7 +492,9 @@ async fn waiters_learn_their_position_and_the_holders() {
         (ahead, token, label, waiters, waited)
     };
     let (ahead, token, label, waiters, waited) = hear("a word of the place").await;
-    assert_eq!((ahead, token, label.as_str(), waiters), (2, held.token(), "h", 3));
+    assert_eq!((ahead, token, label.as_str()), (2, held.token(), "h"));
+    // The report may come before the waiter's own entry.
+    assert!((2..=3).contains(&waiters), "{waiters}");
     held.release().await.expect("release");
     let first = turn(first).await;
     // The time between two holders is reported as well, if it is observed.
