@@ -148,17 +148,15 @@ impl Engine {
         Granted { id, token }: Granted,
         notice: i64,
     ) {
-        let beat_at = self.heartbeat.beat_at_notice(notice);
-        let lasts = |ttl: Duration| beat_at.is_some_and(|beat_at| beat_at + relied_on(ttl) > now + ttl / 2);
-        let is_meant =
-            |waiter: &Waiter| waiter.claim.id == id && waiter.is_queued() && lasts(waiter.claim.ttl.min(GRANT));
-        let is_certain = self.names.get(name).is_some_and(|state| !state.is_busy() && state.foremost().any(is_meant));
-        match beat_at.filter(|_| is_certain) {
-            Some(beat_at) => {
-                self.on_granted_by_other(now, name, id, token, (beat_at, Some(GRANT)), self.heartbeat.epoch());
+        let is_meant = |waiter: &&Waiter| waiter.claim.id == id && waiter.is_queued();
+        let state = self.names.get(name).filter(|state| !state.is_busy());
+        let ttl = state.and_then(|state| state.foremost().find(is_meant)).map(|waiter| waiter.claim.ttl.min(GRANT));
+        match (self.heartbeat.beat_at_notice(notice), ttl) {
+            (Some(beat_at), Some(ttl)) if !ends_soon(now, beat_at, ttl, ttl) => {
+                self.on_granted_by_other(now, name, id, token, (beat_at, Some(ttl)), self.heartbeat.epoch());
                 self.advance(now, name);
             }
-            None => self.on_notified(now, name),
+            _ => self.on_notified(now, name),
         }
     }
 
@@ -178,10 +176,10 @@ impl Engine {
         };
         let ttl = waiter.claim.ttl.min(GRANT);
         let (since, remaining) = if is_on(Mutation::CountFromNews) { (now, Some(ttl)) } else { (since, remaining) };
-        let lasts = remaining.unwrap_or_default().min(ttl);
+        let lasts = remaining.unwrap_or_default();
         // Where no heartbeat moves the expiry, or the expiry is near, an extension sets it before
         // the caller gets the lease.
-        if !waiter.claim.is_renewed || since + relied_on(lasts) <= now + ttl / 2 {
+        if !waiter.claim.is_renewed || ends_soon(now, since, lasts, ttl) {
             (waiter.state, waiter.granted_in) = (WaiterState::Granted(token), Some(epoch));
             return;
         }
@@ -369,6 +367,11 @@ impl Engine {
             queue.withdraw(id, now, lingers);
         }
     }
+}
+
+/// Returns whether a grant that lasts for `lasts` from `since` ends within half of its TTL.
+fn ends_soon(now: Moment, since: Moment, lasts: Duration, ttl: Duration) -> bool {
+    since + relied_on(lasts) <= now + ttl / 2
 }
 
 /// Returns how many entries of other clients are before the first of these entries. In the store,

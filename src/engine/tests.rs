@@ -471,10 +471,12 @@ fn releases_before_a_restart_are_looked_up() {
 
 /// Waits for two names that another client holds, with entries in the store.
 fn waits_for_two_names() -> Conversation {
-    wait_for_two_names(Conversation::new())
+    let store = with_two_waits(Conversation::new());
+    assert!(store.open.is_empty(), "{:?}", store.open);
+    store
 }
 
-fn wait_for_two_names(mut store: Conversation) -> Conversation {
+fn with_two_waits(mut store: Conversation) -> Conversation {
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
         store.feed(Input::Acquire { waiter, spec: spec(name, WaitMode::Wait(None)) });
@@ -562,7 +564,7 @@ fn grant_found_late_is_extended_before_its_use() {
 fn notified_of_grant(notice: i64) -> Conversation {
     let mut store = Conversation::new();
     store.engine.set_can_notify(true);
-    let mut store = wait_for_two_names(store);
+    let mut store = with_two_waits(store);
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(2));
     let name = LockName::new("a").expect("a name");
     let id = store.engine.names[&name].waiters[0].claim.id;

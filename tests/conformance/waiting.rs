@@ -500,14 +500,14 @@ async fn waiters_learn_their_position_and_the_holders() {
     // The time between two holders is reported as well, if it is observed.
     let next = async {
         loop {
-            let (ahead, token, label, _, later) = hear("a word of the next").await;
+            let (ahead, token, label, waiters, later) = hear("a word of the next").await;
             if token == first.token() {
-                return (ahead, label, later);
+                return (ahead, label, waiters, later);
             }
         }
     };
-    let (ahead, label, later) = next.await;
-    assert_eq!((ahead, label.as_str()), (1, "w0"));
+    let (ahead, label, waiters, later) = next.await;
+    assert_eq!((ahead, label.as_str(), waiters), (1, "w0", 2));
     assert!(later > waited);
     first.release().await.expect("release");
     turn(second).await.release().await.expect("release");

@@ -58,14 +58,13 @@ impl Memory {
     fn release_lease(&self, release: &Release, mut row: Lease, now: i64) -> Option<Prepared> {
         let Release { name, token, keep_for, next, .. } = release;
         let mut granted_entry = None;
+        if keep_for.is_zero() && next.is_none() && self.entries_named(name).next().is_none() {
+            row.waiting = 0;
+        }
         let released = if !keep_for.is_zero() {
             (row.holder, row.client, row.owner) = (Holder::Kept, None, None);
             row.expires_at = now + micros(*keep_for);
             ReleaseOutcome::Ended { awaited: self.is_awaited(name, &row) }
-        } else if next.is_none() && row.waiting != 0 && self.entries_named(name).next().is_none() {
-            row.end();
-            row.waiting = 0;
-            ReleaseOutcome::Ended { awaited: false }
         } else if self.is_awaited(name, &row) {
             let queue = self.read(name, 64, now)?;
             let first = queue.waiting().find(|entry| entry.remaining.is_some())?;
