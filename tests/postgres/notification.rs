@@ -8,6 +8,7 @@ use sqlock::Error;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::time::sleep;
+use uuid::Uuid;
 
 use crate::DATABASE;
 use crate::conformance::network::behind_a_reading_proxy;
@@ -69,26 +70,38 @@ async fn release_notifies_the_client_that_is_next() {
 /// later.
 #[tokio::test]
 async fn client_listens_after_a_temporary_refusal() {
+    client_listens_after("ALTER DATABASE {} ALLOW_CONNECTIONS false", "ALTER DATABASE {} ALLOW_CONNECTIONS true").await;
+}
+
+/// As while a password is replaced.
+#[tokio::test]
+async fn client_listens_after_a_refused_login() {
+    client_listens_after("ALTER ROLE {} NOLOGIN", "ALTER ROLE {} LOGIN").await;
+}
+
+/// In the statements, `{}` is the name of the database and of the role that connects.
+async fn client_listens_after(refuse: &str, allow: &str) {
     let shared = DATABASE.shared_url();
     let server = connect(&shared, 1).await;
     let run = async |sql: String| {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&server).await.expect("a statement");
     };
-    let database = format!("refusing_{}", std::process::id());
+    let database = format!("refusing_{}", Uuid::new_v4().simple());
     run(format!("CREATE DATABASE {database}")).await;
+    run(format!("CREATE ROLE {database} SUPERUSER LOGIN")).await;
     let (address, query) = shared.split_once('?').unwrap_or((&shared, ""));
     let (address, _) = address.rsplit_once('/').expect("a URL names a database");
-    let db = fresh_on(&format!("{address}/{database}?{query}")).await;
+    let (_, host) = address.rsplit_once('@').expect("a URL names a user");
+    let db = fresh_on(&format!("postgres://{database}@{host}/{database}?{query}")).await;
     let locks = db.locks().await;
     let pool = connect(&db.url, 2).await;
-    let allow = async |allow: bool| run(format!("ALTER DATABASE {database} ALLOW_CONNECTIONS {allow}")).await;
     let mut stranger = pool.begin().await.expect("begin");
     sqlx::raw_sql("LOCK TABLE sqlock_client IN EXCLUSIVE MODE").execute(&mut *stranger).await.expect("lock");
     let lease = locks.lease("a").acquire().await.expect("acquire");
     const BEATS: &str =
         "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'sqlock_client'::regclass AND NOT granted)";
     until_query("a heartbeat that waits", &pool, BEATS).await;
-    allow(false).await;
+    run(refuse.replace("{}", &database)).await;
     stranger.rollback().await.expect("rollback");
     let refused = async {
         while locks.health().unavailable.is_none() {
@@ -96,10 +109,11 @@ async fn client_listens_after_a_temporary_refusal() {
         }
     };
     soon("a refused connection", refused).await;
-    allow(true).await;
+    run(allow.replace("{}", &database)).await;
     until_query("a client that listens", &pool, "SELECT bool_or(listens) FROM sqlock_client").await;
     lease.release().await.expect("the lease was held to the end");
     run(format!("DROP DATABASE {database} WITH (FORCE)")).await;
+    run(format!("DROP ROLE {database}")).await;
 }
 
 /// A connection that listens replaces the other one between two heartbeats, each of which a short

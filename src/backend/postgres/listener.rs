@@ -193,7 +193,7 @@ impl Listener {
             .connect_lazy_with(options.clone().options([("sqlock.session", &mark)]));
         let mut listener = match PgListener::connect_with(&pool).await {
             // A pooler refuses a setting in the startup packet.
-            Err(sqlx::Error::Database(error)) if !is_temporary(&*error) => return Ok(None),
+            Err(sqlx::Error::Database(error)) if may_refuse_settings(&*error) => return Ok(None),
             other => other?,
         };
         listener.ignore_pool_close_event(true);
