@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
-use super::holding::{Holding, relied_on};
+use super::holding::{EXTEND_AFTER, Holding, relied_on};
 use super::name::NameState;
 use super::poll_interval::{QueuePace, longest_interval};
 use super::waiter::{Waiter, WaiterState};
@@ -136,7 +136,7 @@ impl Engine {
         }
     }
 
-    /// Handles a notification of a grant by another client.
+    /// Handles a notification of a grant.
     ///
     /// Until the TTL has passed after a heartbeat, nothing ends the holding of an entry without a
     /// notice to its client. So without a notice since the grant, the latest heartbeat tells until
@@ -154,14 +154,18 @@ impl Engine {
         match (self.heartbeat.beat_at_notice(notice), ttl) {
             (Some(beat_at), Some(ttl)) if !ends_soon(now, beat_at, ttl, ttl) => {
                 self.on_granted_by_other(now, name, id, token, (beat_at, Some(ttl)), self.heartbeat.epoch());
+                // Any role may notify. The answer to an extension shows that the store granted it.
+                if let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) {
+                    holding.extend_at.get_or_insert(now + EXTEND_AFTER);
+                }
                 self.advance(now, name);
             }
             _ => self.on_notified(now, name),
         }
     }
 
-    /// Handles a grant by another client. The answer to a request sent at `since` said how long the
-    /// grant lasts.
+    /// Handles a grant by a transition or a release. It lasts for `remaining` from `since`, when a
+    /// request was sent whose answer told so.
     pub(super) fn on_granted_by_other(
         &mut self,
         now: Moment,

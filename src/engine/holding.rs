@@ -15,7 +15,7 @@ use crate::token::FencingToken;
 
 /// How long after a grant by another client the engine extends the lease to its requested TTL. A
 /// lease that is released earlier needs no such statement.
-const EXTEND_AFTER: Duration = Duration::from_millis(200);
+pub(super) const EXTEND_AFTER: Duration = Duration::from_millis(200);
 
 /// How often the engine repeats a release that has no effect in the store.
 const MAX_INEFFECTIVE_RELEASES: u32 = 16;

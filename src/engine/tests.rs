@@ -561,13 +561,15 @@ fn grant_found_late_is_extended_before_its_use() {
 
 /// Waits for two names, and is notified of the grant of one. The heartbeat was answered with two
 /// notices, and the grant was made after `notice`.
-fn notified_of_grant(notice: i64) -> Conversation {
+fn notified_of_grant(notice: i64, ttl: Duration) -> Conversation {
     let mut store = Conversation::new();
     store.engine.set_can_notify(true);
     let mut store = with_two_waits(store);
     store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(2));
     let name = LockName::new("a").expect("a name");
-    let id = store.engine.names[&name].waiters[0].claim.id;
+    let claim = &mut store.engine.names.get_mut(&name).expect("a wait").waiters[0].claim;
+    claim.ttl = ttl;
+    let id = claim.id;
     let granted = Granted { id, token: FencingToken::new(5).expect("a token") };
     store.feed(Input::Notified(Notification::Granted { name, granted, notice }));
     store
@@ -575,16 +577,26 @@ fn notified_of_grant(notice: i64) -> Conversation {
 
 #[test]
 fn notified_grant_needs_no_poll() {
-    let store = notified_of_grant(2);
+    let store = notified_of_grant(2, 10 * GRANT);
     let is_granted = |action: &Action| matches!(action, Action::Granted { grant, .. } if grant.token.get() == 5);
     assert!(store.has_acted(is_granted), "{:?}", store.actions);
     assert!(store.open.is_empty(), "{:?}", store.open);
 }
 
+/// Any role can send a notification; the heartbeat renews a short TTL without an extension.
+#[test]
+fn notified_grant_of_a_short_ttl_is_checked() {
+    let mut store = notified_of_grant(2, GRANT);
+    store.pass(Duration::from_millis(200));
+    store.answer(|body| matches!(body, Request::Extend(_)), Response::Extended(ChangeOutcome::NotHeld));
+    store.answer(is_poll_of("a"), Response::Polled(None));
+    assert!(store.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", store.actions);
+}
+
 /// A later notice may say that the grant was taken away again.
 #[test]
 fn notified_grant_before_a_notice_is_polled() {
-    let store = notified_of_grant(1);
+    let store = notified_of_grant(1, 10 * GRANT);
     let is_granted = |action: &Action| matches!(action, Action::Granted { .. });
     assert!(!store.has_acted(is_granted), "{:?}", store.actions);
     assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);

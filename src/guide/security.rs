@@ -39,7 +39,11 @@
 //!   functions, which can detect changes of what is sealed. Content without a seal is accepted, so
 //!   such a user can still replace it.
 //!
-//! Such a user cannot
+//! On PostgreSQL, a user who can only read `sqlock_client` and `sqlock_entry` can forge the
+//! notification of a grant, because NOTIFY needs no right: a waiter relies on the lease until its
+//! first extension, 0.2 s later, is refused. A fence fails at once.
+//!
+//! Such users cannot
 //!
 //! - make a holder rely on a lease for longer than the holder's own deadline, which is taken from
 //!   the holder's clock before each renewal;
