@@ -120,7 +120,7 @@ impl Backend for MySqlBackend {
     fn max_batch_len(&self) -> usize {
         // TLS sends a text of more than 16 KiB in several writes, and TCP may wait for an
         // acknowledgement between them: 40 ms.
-        32
+        40
     }
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {

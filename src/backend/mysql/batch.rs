@@ -3,10 +3,11 @@
 //!
 //! The UPDATE never waits. On MariaDB it fails if it meets a locked row. On MySQL it is part of a
 //! transaction, which locks the rows with SKIP LOCKED first, and continues only if it has locked
-//! all of them. The primary key is forced: with the statistics of a table that was empty recently,
-//! the servers would scan the whole table.
+//! all of them. (With NOWAIT, the search for several names also fails at rows beside them.) The
+//! primary key is forced: with the statistics of a table that was empty recently, the servers would
+//! scan the whole table.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
@@ -15,22 +16,12 @@ use super::acquire::{self, heartbeat_client};
 use super::queue::poll_many;
 use super::script::{Script, Sending, id_literal, list, name_literal, text_literal};
 use super::store::{Flavor, Nowait, is_locked};
-use crate::backend::stored::TableRow as _;
+use crate::backend::stored::{ENTRIES, TableRow as _};
 use crate::backend::{micros, token};
 use crate::name::LockName;
 use crate::protocol::{Batch, ChangeOutcome, Claim, Extension, Release, ReleaseOutcome, Response};
 
-// Rows of held names count as well: the UPDATE would wait for a fence on one of them, because it
-// locks each row before it reads the id. Bind order: names.
-#[rustfmt::skip]
-const LOCK_ALL: &str = "
-SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
- WHERE s.name IN (?) FOR UPDATE SKIP LOCKED";
-const COUNT_ALL: &str =
-    "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?)";
-
 /// An UPDATE of several rows `l` of `sqlock_lease`.
-#[rustfmt::skip]
 macro_rules! update_leases {
     (set: [$($set:tt)*], condition: [$($condition:tt)*]) => {
         Nowait {
@@ -44,6 +35,39 @@ UPDATE sqlock_lease AS l FORCE INDEX (PRIMARY) SET ", $($set)*, "
     };
 }
 
+const START: &str = concat!("SET @sqlock_started = ", now!());
+
+// Rows that the UPDATE will not change count as well: it locks each row before it reads the id, and
+// would wait for a fence. Bind order: names.
+#[rustfmt::skip]
+const LOCK: &str = concat!("
+SELECT COUNT(*), ", now!(), " INTO @sqlock_locked, @sqlock_started
+  FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) FOR UPDATE SKIP LOCKED");
+const COUNT: &str =
+    "SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?)";
+
+// Bind order: names.
+const BEFORE: &str = "
+SELECT l.name, l.id, l.token, 0 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?)";
+
+/// The rows after an UPDATE.
+#[rustfmt::skip]
+macro_rules! after {
+    ($($column:tt)*) => {
+        concat!("
+SELECT l.name, l.id, l.token, ", $($column)*, ", 1 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?)")
+    };
+}
+// Bind order: names.
+const CHANGED: Nowait = Nowait {
+    mysql: after!("l.ttl, IF(@sqlock_locked = @sqlock_meant, l.expires_at - @sqlock_started, 0) AS lasts"),
+    mariadb: after!("l.ttl, l.expires_at - @sqlock_started AS lasts"),
+};
+
+// The snapshot of an UPDATE on MariaDB is older than its locks on all rows but the first: it misses
+// an entry that was added meanwhile. Bind order: names.
+const RELEASED: &str = after!("l.lost, ", is_awaited!("l"), " AS is_awaited");
+
 // Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl,
 // holder and label; names.
 #[rustfmt::skip]
@@ -52,64 +76,17 @@ const ACQUIRE: Nowait = update_leases!(
        l.acquired_at = ", now!(), ", l.expires_at = ", now!(), " + l.ttl"],
     condition: ["l.name IN (?) AND l.id = '' AND NOT ", is_awaited!("l")]);
 
-const START: &str = concat!("SET @sqlock_started = ", now!());
-
-// The claims that hold, and whether their leases last as long as those granted since the start.
-// Others were granted by an earlier request. Bind order: names, ids.
-#[rustfmt::skip]
-const ACQUIRED: &str = "
-SELECT l.id, l.token, l.expires_at >= @sqlock_started + l.ttl AS is_new
-  FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?)";
-
-// Bind order: names, ids, tokens.
-#[rustfmt::skip]
-const LOCK_HELD: &str = "
-SELECT COUNT(*) INTO @sqlock_locked FROM sqlock_lease AS s FORCE INDEX (PRIMARY)
- WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?) FOR UPDATE SKIP LOCKED";
-#[rustfmt::skip]
-const COUNT_HELD: &str = "
-SELECT COUNT(*) INTO @sqlock_meant FROM sqlock_lease AS s FORCE INDEX (PRIMARY) WHERE s.name IN (?) AND s.id IN (?) AND s.token IN (?)";
-
 // The identity is that of the acquisition, which holds one name. Bind order: names, ids, tokens.
 #[rustfmt::skip]
 const RELEASE: Nowait = update_leases!(
     set: ["l.id = '', l.owner = '', l.client = '', l.ttl = 0, l.holder = '', l.label = '', l.acquired_at = ", now!(), ", l.expires_at = 0"],
     condition: ["l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND NOT ", is_awaited!("l")]);
 
-// The holdings before the UPDATE. Bind order: names, ids, tokens.
-#[rustfmt::skip]
-const HELD: &str = "
-SELECT l.name, l.token, 0 AS is_after FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)";
-
-// The names whose holding may not have been released: their token, or the highest one that was
-// taken away from its holder. On MariaDB, an acquisition of the owner may have joined before the
-// UPDATE; the holding is an entry then. Bind order: ids, names, ids, the lowest token.
-#[rustfmt::skip]
-const NOT_RELEASED: &str = "
-SELECT l.name, IF(l.id IN (?) OR l.id = 'entries', l.token, l.lost) AS token, 1 AS is_after
-  FROM sqlock_lease AS l FORCE INDEX (PRIMARY)
- WHERE l.name IN (?) AND (l.id IN (?) OR l.id = 'entries' OR l.lost >= ?)";
-
 // Bind order: what each name gets as its remaining time; names, ids, tokens.
 #[rustfmt::skip]
 const EXTEND: Nowait = update_leases!(
     set: ["l.expires_at = GREATEST(l.expires_at, ", now!(), " + ?)"],
     condition: ["l.name IN (?) AND l.id IN (?) AND l.token IN (?) AND ", lease_until!("l"), " > ", now!()]);
-
-/// How long the holdings last without a heartbeat.
-#[rustfmt::skip]
-macro_rules! extended {
-    () => {
-        "
-SELECT l.name, l.token, l.expires_at - @sqlock_started AS lasts
-  FROM sqlock_lease AS l FORCE INDEX (PRIMARY) WHERE l.name IN (?) AND l.id IN (?) AND l.token IN (?)"
-    };
-}
-
-// A holding may last long enough although the UPDATE did not change it. Bind order: names, ids,
-// tokens.
-const EXTENDED: Nowait =
-    Nowait { mysql: concat!(extended!(), " AND @sqlock_locked = @sqlock_meant"), mariadb: extended!() };
 
 /// Carries out the requests of a batch. `None`: the request changed nothing.
 pub(super) async fn execute(
@@ -126,12 +103,22 @@ pub(super) async fn execute(
     }
 }
 
-/// Runs the script of an [`update_leases`]. `None`: it met a locked row and changed nothing.
-async fn run(script: Script, conn: &mut MySqlConnection, flavor: Flavor) -> Result<Option<Vec<MySqlRow>>, sqlx::Error> {
-    match script.rows(conn).await {
-        Err(error) if is_locked(flavor, &error) => Ok(None),
-        rows => rows.map(Some),
+/// The rows of the names.
+type Rows = HashMap<Vec<u8>, MySqlRow>;
+
+/// Returns the rows that a script reads before and after its UPDATE. `None`: it met a locked row
+/// and changed nothing.
+async fn run(script: Script, conn: &mut MySqlConnection, flavor: Flavor) -> Result<Option<[Rows; 2]>, sqlx::Error> {
+    let read = match script.rows(conn).await {
+        Err(error) if is_locked(flavor, &error) => return Ok(None),
+        rows => rows?,
+    };
+    let [mut before, mut after] = [Rows::new(), Rows::new()];
+    for row in read {
+        let rows = if row.number("is_after")? == 1 { &mut after } else { &mut before };
+        rows.insert(row.try_get("name")?, row);
     }
+    Ok(Some([before, after]))
 }
 
 async fn acquire(
@@ -150,25 +137,26 @@ async fn acquire(
     let (client, ttl) =
         (by_name(|claim| id_literal(heartbeat_client(claim))), by_name(|claim| micros(claim.ttl).to_string()));
     let (holder, label) = (by_name(|claim| text_literal(&claim.holder)), by_name(|claim| text_literal(&claim.label)));
-    let ids = &*list(claims, |claim| id_literal(claim.id));
-    let mut script = begin(flavor, sending, [LOCK_ALL, COUNT_ALL], &[names]);
-    script.add(START, &[]);
+    let mut script = begin(flavor, sending, names);
     script.add(ACQUIRE.sql(flavor), &[&id, &owner, &client, &ttl, &holder, &label, names]);
-    script.add(ACQUIRED, &[names, ids]);
-    let Some(rows) = run(script, conn, flavor).await? else {
+    script.add(CHANGED.sql(flavor), &[names]);
+    let Some([_, rows]) = run(script, conn, flavor).await? else {
         return Ok(vec![None; claims.len()]);
     };
-    let mut held = HashMap::new();
-    for row in rows {
-        held.insert(row.text("id")?, (token(row.number("token")?), row.number("is_new")? == 1));
-    }
     let mut responses = Vec::with_capacity(claims.len());
     for claim in claims {
-        responses.push(match held.get(&claim.id.to_string()) {
-            Some((token, true)) => token.map(|token| Response::Acquired(Ok(token))),
-            Some((_, false)) => Some(Response::Acquired(acquire::acquire(conn, sending, claim).await?)),
-            None => None,
-        });
+        let response = match rows.get(claim.name.as_str().as_bytes()) {
+            Some(row) if row.text("id")? == claim.id.to_string() => {
+                if row.number("lasts")? >= row.number("ttl")? {
+                    token(row.number("token")?).map(|token| Response::Acquired(Ok(token)))
+                } else {
+                    // It was granted to an earlier request.
+                    Some(Response::Acquired(acquire::acquire(conn, sending, claim).await?))
+                }
+            }
+            _ => None,
+        };
+        responses.push(response);
     }
     Ok(responses)
 }
@@ -197,30 +185,32 @@ async fn release(
     let names = &*list(releases, |release| name_literal(&release.name));
     let ids = &*list(releases, |release| id_literal(release.id));
     let tokens = &*list(releases, |release| release.token.to_string());
-    let lowest = releases.iter().map(|release| release.token.get()).min().unwrap_or_default().to_string();
-    let mut script = begin(flavor, sending, [LOCK_HELD, COUNT_HELD], &[names, ids, tokens]);
-    script.add(HELD, &[names, ids, tokens]);
+    let mut script = begin(flavor, sending, names);
+    script.add(BEFORE, &[names]);
     script.add(RELEASE.sql(flavor), &[names, ids, tokens]);
-    script.add(NOT_RELEASED, &[ids, names, ids, &lowest]);
-    let Some(rows) = run(script, conn, flavor).await? else {
+    script.add(RELEASED, &[names]);
+    let Some([before, after]) = run(script, conn, flavor).await? else {
         return Ok(vec![None; releases.len()]);
     };
-    let (mut held, mut not_released) = (HashSet::new(), HashMap::new());
-    for row in rows {
-        let (name, token) = (row.try_get::<Vec<u8>, _>("name")?, row.number("token")?);
-        if row.number("is_after")? == 1 {
-            not_released.insert(name, token);
-        } else {
-            held.insert((name, token));
-        }
-    }
     let answer = |release: &Release| {
-        let (name, token) = (release.name.as_str().as_bytes().to_vec(), release.token.get());
-        let stands = not_released.get(&name).is_some_and(|not_released| *not_released >= token);
-        let is_ended = held.contains(&(name, token)) && !stands;
-        is_ended.then_some(Response::Released(ReleaseOutcome::Ended { awaited: false }))
+        let (name, id, token) = (release.name.as_str().as_bytes(), release.id.to_string(), release.token.get());
+        let ended = |awaited| Some(Response::Released(ReleaseOutcome::Ended { awaited }));
+        let Some(before) = before.get(name) else {
+            return Ok(None);
+        };
+        if before.text("id")? != id || before.number("token")? != token {
+            return Ok(None);
+        }
+        let Some(after) = after.get(name) else {
+            return Ok(ended(false));
+        };
+        // On MariaDB, an acquisition of the owner may have joined before the UPDATE, or a request to
+        // downgrade was late; the holding is an entry then.
+        let may_hold = [&*id, ENTRIES].contains(&&*after.text("id")?);
+        let is_ended = token > after.number(if may_hold { "token" } else { "lost" })?;
+        Ok(if is_ended { ended(after.number("is_awaited")? == 1) } else { None })
     };
-    Ok(releases.iter().map(answer).collect())
+    releases.iter().map(answer).collect()
 }
 
 async fn extend(
@@ -230,38 +220,46 @@ async fn extend(
     extensions: &[Extension],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let names = &*list(extensions, |extension| name_literal(&extension.name));
-    let ids = &*list(extensions, |extension| extension.id.map_or_else(|| "''".to_owned(), id_literal));
+    let ids = &*list(extensions, |extension| id_literal(extension_id(extension)));
     let tokens = &*list(extensions, |extension| extension.token.to_string());
     let mut lasts: Vec<_> =
         extensions.iter().map(|extension| (&extension.name, micros(extension.lasts).to_string())).collect();
     lasts.sort();
-    let mut script = begin(flavor, sending, [LOCK_HELD, COUNT_HELD], &[names, ids, tokens]);
-    script.add(START, &[]);
+    let mut script = begin(flavor, sending, names);
     script.add(EXTEND.sql(flavor), &[&value_by_name(&lasts), names, ids, tokens]);
-    script.add(EXTENDED.sql(flavor), &[names, ids, tokens]);
-    let Some(rows) = run(script, conn, flavor).await? else {
+    script.add(CHANGED.sql(flavor), &[names]);
+    let Some([_, rows]) = run(script, conn, flavor).await? else {
         return Ok(vec![None; extensions.len()]);
     };
-    let mut held = HashMap::new();
-    for row in rows {
-        held.insert((row.try_get::<Vec<u8>, _>("name")?, row.number("token")?), row.number("lasts")?);
-    }
+    // A holding may last long enough although the UPDATE did not change it.
     let answer = |extension: &Extension| {
-        let lasts = held.get(&(extension.name.as_str().as_bytes().to_vec(), extension.token.get()))?;
-        (*lasts >= micros(extension.lasts)).then_some(Response::Extended(ChangeOutcome::Done))
+        let Some(row) = rows.get(extension.name.as_str().as_bytes()) else {
+            return Ok(None);
+        };
+        let is_held = row.text("id")? == extension_id(extension) && row.number("token")? == extension.token.get();
+        let is_done = is_held && row.number("lasts")? >= micros(extension.lasts);
+        Ok(is_done.then_some(Response::Extended(ChangeOutcome::Done)))
     };
-    Ok(extensions.iter().map(answer).collect())
+    extensions.iter().map(answer).collect()
+}
+
+fn extension_id(extension: &Extension) -> String {
+    extension.id.map_or_else(String::new, |id| id.to_string())
 }
 
 /// Begins the script of an [`update_leases`]. On MySQL, the rows are locked and counted first.
-fn begin(flavor: Flavor, sending: Sending, [lock, count]: [&str; 2], literals: &[&str]) -> Script {
+fn begin(flavor: Flavor, sending: Sending, names: &str) -> Script {
     match flavor {
         Flavor::MySql => {
             let mut script = Script::new(sending);
-            script.add(lock, literals);
-            script.add(count, literals);
+            script.add(LOCK, &[names]);
+            script.add(COUNT, &[names]);
             script
         }
-        Flavor::MariaDb => Script::in_autocommit(sending),
+        Flavor::MariaDb => {
+            let mut script = Script::in_autocommit(sending);
+            script.add(START, &[]);
+            script
+        }
     }
 }

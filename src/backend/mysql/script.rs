@@ -20,10 +20,10 @@ pub(crate) enum Sending {
 
 /// The statements of one request or batch, most of them a transaction.
 ///
-/// A transaction locks rows, most of them with SKIP LOCKED, counts them, checks the conditions, and
-/// sets `@sqlock_name` to the name, or to NULL if it must not continue. The writing statements look
-/// rows up by this variable, so they lock nothing when it is NULL. A variable keeps its value from
-/// the previous script, unless the SELECT that sets it returns exactly one row.
+/// A transaction about one name locks rows, most of them with SKIP LOCKED, counts them, checks the
+/// conditions, and sets `@sqlock_name` to the name, or to NULL if it must not continue. The writing
+/// statements look rows up by this variable, so they lock nothing when it is NULL. A variable keeps
+/// its value from the previous script, unless the SELECT that sets it returns exactly one row.
 pub(super) struct Script {
     sending: Sending,
     is_transaction: bool,
