@@ -12,7 +12,7 @@ use shared::*;
 any_database! {
     async fn example(pool: Pool<Db>, _: &Database) -> Result<()> {
         let locks = Locks::new(pool.clone());
-        locks.migrate().await?; // its own tables, beside those of your migrations
+        locks.migrate().await?; // creates the tables of sqlock; your migrations are unaffected
         let turn = prepare(&pool, &locks).await?;
 
         // Waits in the queue. The lease is renewed in the background until it is released or
@@ -28,7 +28,7 @@ any_database! {
         println!("Another client finds it taken.");
 
         let mut tx = pool.begin().await?;
-        lease.fence(&mut tx).await?; // this transaction can commit only while the lease is still ours
+        lease.fence(&mut tx).await?; // this transaction cannot commit if another owner got the lease
         sqlx::query("UPDATE sqlock_example_invoice SET reminders = reminders + 1").execute(&mut *tx).await?;
         tx.commit().await?;
         println!("The reminder was written in a fenced transaction.");

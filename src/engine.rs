@@ -22,7 +22,8 @@
 //!   store answered, less a margin.
 //! - A holding that ended locally stays ended: later answers do not bring it back. The engine
 //!   repeats its withdrawal until the store confirms it.
-//! - Every verdict follows from an answer of the store, never from how often a request was sent.
+//! - A release is confirmed only by an answer of the store. That a request was sent more than once
+//!   can only turn "lost" into "unknown".
 
 mod action;
 mod amendment;

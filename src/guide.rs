@@ -16,8 +16,8 @@
 //!
 #![doc = include_str!("guide/pictures/lease.svg")]
 //!
-//! A release grants the name to the next holder in the same statement. The other waiters keep
-//! waiting.
+//! A release hands the name over to the next waiter; the others keep waiting. [`costs`] counts the
+//! statements.
 //!
 #![doc = include_str!("guide/pictures/handover.svg")]
 //!
@@ -87,7 +87,7 @@
 //! let accounts = Versioned::table("accounts");
 //! let form = accounts.read::<_, (i64, i64, String, i64, i64)>(&pool, 1).await?.expect("it is there");
 //!
-//! // Each account is settled in a transaction of its own, which commits only while the lease is held. The fence comes first.
+//! // Each account is settled in a transaction of its own, which cannot commit if another owner got the lease. The fence comes first.
 //! for id in [1, 2] {
 //!     Retry::new()
 //!         .run(&pool, async |tx| {

@@ -4,7 +4,8 @@
 //! Several instances of an application share one database and must not do the same thing twice. A
 //! *lease* is a row in that database, with an owner and an expiry: acquired in one statement,
 //! renewed by a heartbeat in the background, free again when its holder releases it or dies. A
-//! *fence* makes a transaction commit only while the lease is held. No other server is needed.
+//! *fence* keeps a transaction from committing if another owner got the lease. No other server is
+//! needed.
 //!
 //! ```
 //! use std::time::Duration;
@@ -21,7 +22,7 @@
 //!
 //! let lease = locks.lease("invoice/42").wait(Duration::from_secs(5)).acquire().await?;
 //! let mut tx = pool.begin().await?;
-//! lease.fence(&mut tx).await?;                                // commits only while the lease is held
+//! lease.fence(&mut tx).await?;                                // no commit if another owner got the lease
 //! sqlx::query("UPDATE invoice SET sent = 1 WHERE id = 42").execute(&mut *tx).await?;
 //! tx.commit().await?;
 //! lease.release().await?;                                     // Ok: it was held to the end

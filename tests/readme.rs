@@ -48,13 +48,13 @@ async fn remind() -> Result {
 
     let pool = sqlx::SqlitePool::connect("sqlite://app.db?mode=rwc").await?;  // or a PgPool, a MySqlPool
     let locks = Locks::new(pool.clone());
-    locks.migrate().await?;                  // its own tables, beside those of your migrations
+    locks.migrate().await?;                  // creates the tables of sqlock; your migrations are unaffected
 
     // Waits in a queue. The lease is a row with an expiry, renewed until it is released or dropped.
     let lease = locks.lease("invoice/42").ttl(Duration::from_secs(30)).acquire().await?;
 
     let mut tx = pool.begin().await?;
-    lease.fence(&mut tx).await?;             // this transaction can commit only while the lease is held
+    lease.fence(&mut tx).await?;             // this transaction cannot commit if another owner got the lease
     sqlx::query("UPDATE invoice SET reminded = 1 WHERE id = 42").execute(&mut *tx).await?;
     tx.commit().await?;
 
@@ -87,7 +87,7 @@ async fn take_in_every_way(locks: sqlock::Locks) -> sqlock::Result<()> {
         return Ok(());                       // another client holds it: contention is not an error
     };
     lease.token();                           // a fencing token: greater than the token of every earlier holder
-    lease.is_held();                         // reads a local clock, no I/O: false as soon as the holding is not guaranteed
+    lease.is_held();                         // reads a local clock, no I/O: false before another owner can get the lease
     tokio::select! {
         cause = lease.lost() => println!("lost: {cause}"),
         report = build_report() => println!("{report}"),

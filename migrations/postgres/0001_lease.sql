@@ -2,7 +2,7 @@
 --
 -- beat_at      its latest heartbeat. It renews everything whose `client` it is.
 -- notice       rises with everything that is taken away from the client, or that it is asked to release.
--- listens      the client is notified on the channel sqlock_<id> when another client grants it a name.
+-- listens      the client is notified on the channel sqlock_<id> when it is granted a name.
 --
 -- All moments, here and below, are microseconds since the Unix epoch, by this database's clock; durations are microseconds.
 -- A statement writes columns in this order, and reads the clock for each: a lease lasts for its ttl at least.

@@ -28,7 +28,7 @@ pub(super) struct Epoch(u64);
 enum State {
     /// The client has no row in the store.
     Unregistered,
-    /// The client has a row, with this number of notices.
+    /// The client has a row, with this latest notice.
     Beating(i64),
 }
 
@@ -58,9 +58,11 @@ pub(super) struct Heartbeat {
     /// The beat in flight, and when it was sent.
     in_flight: Option<(RequestId, Moment)>,
     due: Option<Moment>,
-    /// A beat has failed, and no beat has been answered since.
+    /// The next answer may come from another server: a beat has failed, or, before the first beat,
+    /// another request was repeated.
     is_interrupted: bool,
-    /// A beat has failed, and no later one was answered. Reset when no beat is needed.
+    /// For [`heartbeat_status`](Self::heartbeat_status): the last beat has failed. Reset when no
+    /// beat is needed.
     has_failed: bool,
 }
 
@@ -107,8 +109,9 @@ impl Heartbeat {
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
     }
 
-    /// Schedules a beat for an entry that waits since `since`. A client is notified of a grant only
-    /// after its first beat, and needs no poll then if its latest beat is recent.
+    /// Schedules a beat for an entry that waits since `since`. Where the store can notify, the beat
+    /// follows the last answered one: a client is notified only after its first beat, and then needs
+    /// no poll if its latest beat is recent.
     pub(super) fn schedule_for_entry(&mut self, since: Moment) {
         self.schedule_for(if self.can_notify { self.answered_at } else { since }, GRANT);
     }

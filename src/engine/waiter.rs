@@ -41,7 +41,7 @@ pub(super) struct Waiter {
     pub(super) may_join: bool,
     /// The exported lease that the waiter takes over.
     pub(super) resumes: Option<Exported>,
-    /// The epoch in which a grant by another client was read.
+    /// The epoch in which the client learned of a grant.
     pub(super) granted_in: Option<Epoch>,
     /// When to ask the store again, after a locked row.
     pub(super) retry_at: Moment,

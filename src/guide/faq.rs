@@ -2,8 +2,8 @@
 //!
 //! **Which TTL?** The default, 30 seconds, unless a crash must free the name sooner. It limits
 //! neither the work nor the wait. It should be longer than a pause of the process and a failover of
-//! the database: a shorter interruption loses no lease. (The command stops its
-//! child `--kill-after` before the end of the lease.)
+//! the database: an interruption shorter than the TTL loses no lease. (The command stops its child
+//! `--kill-after` before the end of the lease.)
 //!
 //! **Must I check `is_held` all the time?** No. [`run`](crate::LeaseRequest::run) drops the work
 //! when the lease is lost; a [fence](crate::Lease::fence) protects the data even if the process was
@@ -15,8 +15,8 @@
 //! **How long does a hand-over take?** Waiters of one process hand over to each other at once. On
 //! PostgreSQL and SQLite, the release wakes a waiter of another process. On MySQL, on MariaDB and
 //! behind a pooler that shares the sessions of PostgreSQL, the waiter polls: it notices its grant
-//! after 2 ms to 100 ms, later if the name is usually held for longer. A waiter that was not the
-//! first at its last poll may be late by 250 ms. [`costs`](super::costs) has the details.
+//! within 2 to 100 ms; the longer the name is held, the longer its interval. A waiter that was not
+//! the first at its last poll may be late by 250 ms. [`costs`](super::costs) has the details.
 //!
 //! **Does it work behind PgBouncer?** Leases, row locks and idempotency do, in transaction mode as
 //! well. [Session locks](crate::session::SessionLock) refuse. ProxySQL and MaxScale are not tested;

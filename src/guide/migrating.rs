@@ -19,7 +19,7 @@
 //! ```
 //!
 //! After. The lease is renewed while the process lives, waiters have a queue, and the transaction
-//! commits only while the lease is held:
+//! cannot commit if another owner got the lease:
 //!
 //! ```
 //! # use std::time::Duration;

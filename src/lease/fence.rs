@@ -9,8 +9,8 @@ use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::error::{Error, FenceError, LossCause, Result};
 
 impl Lease {
-    /// Fences a transaction: the transaction can commit only while the lease is held, and no other
-    /// owner can be granted the name until the transaction ends. Renewals go on meanwhile.
+    /// Fences a transaction: the transaction cannot commit if another owner was granted the name,
+    /// and none can be granted it until the transaction ends. Renewals go on meanwhile.
     ///
     /// Make the fence the first statement of the transaction, outside any savepoint. A fence costs
     /// one statement (a row lock that is shared with other fences of this lease; on SQLite the

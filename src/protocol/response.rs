@@ -10,10 +10,11 @@ use crate::token::FencingToken;
 /// The answer to a [`Request`](super::Request) that took effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
-    /// The number of notices so far.
+    /// The latest notice.
     Registered(i64),
-    /// The number of notices. It rises with every lease that is taken away from the client or that
-    /// the client is asked to release. `None`: the client has no row.
+    /// The latest notice: a number that rises with every lease that is taken away from the client or
+    /// that the client is asked to release. The first one of a row is the time. `None`: the client
+    /// has no row.
     Beat(Option<i64>),
     Acquired(Result<FencingToken, CurrentHolder>),
     Joined(JoinOutcome),
@@ -130,8 +131,8 @@ pub(crate) struct Granted {
 )]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// An entry of the client was granted this name. `notice`: the number of the client's notices
-    /// before the grant.
+    /// An entry of the client was granted this name. `notice`: the client's latest notice before
+    /// the grant.
     Granted { name: LockName, granted: Granted, notice: i64 },
     /// One of the names for which the client waits may have been granted.
     AnyName,

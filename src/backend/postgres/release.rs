@@ -14,7 +14,8 @@ use crate::token::FencingToken;
 // ---- release
 
 /// Ends a holding. $1 name, $2 id, $3 token. If the row cannot be locked at once, the statement
-/// changes nothing and returns no row. If no entry can get the name, it changes nothing either.
+/// changes nothing and returns no row. If entries wait and none can get the name, it changes nothing
+/// either.
 ///
 /// - `$next`: a statement `next` for the waiting entry that gets the name, or nothing.
 /// - `$ended`: the update of the locked row `held`, which returns the new `id, token, waiting`.
