@@ -382,7 +382,7 @@ impl Engine {
         while let Some((step, body)) = self.names.get_mut(name).and_then(next) {
             self.send(now, name, step, body);
         }
-        self.touch(now, name);
+        self.reschedule(now, name);
     }
 
     /// Whether the store has answered this client promptly for long enough, so that expired entries

@@ -51,8 +51,9 @@ pub(crate) struct OperationAnswer<T> {
     pub(crate) sent_at: Moment,
     /// Whether an unanswered request may take effect later.
     pub(crate) may_linger: bool,
-    /// Whether an earlier attempt failed. After a rollback in its last statement, the effect of its
-    /// earlier statements is unknown.
+    /// Whether an earlier attempt was sent and failed: it may have taken effect. (An attempt to
+    /// connect does not count.) After a rollback in its last statement, the effect of its earlier
+    /// statements is unknown.
     pub(crate) is_repeated: bool,
 }
 

@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// Sets the timer of a name, or forgets a name without work.
-    pub(super) fn touch(&mut self, now: Moment, name: &LockName) {
+    pub(super) fn reschedule(&mut self, now: Moment, name: &LockName) {
         if let Some(before) = self.wakes.remove(name) {
             self.timers.remove(&(before, name.clone()));
         }

@@ -29,7 +29,9 @@ pub(super) struct Attempts {
     pub(super) answer_timeout: Duration,
     pub(super) since: Instant,
     pub(super) sent_at: Moment,
+    /// As in [`OperationAnswer`].
     pub(super) may_linger: bool,
+    /// As in [`OperationAnswer`].
     pub(super) is_repeated: bool,
     pub(super) backoff: Backoff,
     pub(super) has_reconnected: bool,

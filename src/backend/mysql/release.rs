@@ -16,14 +16,14 @@ use crate::token::FencingToken;
 
 // ---- release
 
-// The codes of RELEASE: 1 and 2 end the holding; 5 means that it is not held. From FIRST on: the
-// last digits of the id of the first live waiting entry, if its mode is exclusive. 15 of the 32
+// The codes of RELEASE: 1 and 2 end the holding; 5 means that it is not held. From LEAST_ID_END on:
+// the last digits of the id of the first live waiting entry, if its mode is exclusive. 15 of the 32
 // digits fit: a CASE over signed and unsigned numbers is a decimal, and LAST_INSERT_ID of a decimal
 // has 63 bits.
 const ENDED_AWAITED: u64 = 2;
 const AWAITED: u64 = 3;
 const SHARED: u64 = 4;
-const FIRST: u64 = 16;
+const LEAST_ID_END: u64 = 16;
 
 // The holding ends if no entry waits, or if the name stays unavailable; the details of the former
 // holder are kept then. Assignments run from left to right, so the later ones read the new
@@ -83,7 +83,7 @@ async fn try_release(
         Attempt::Done(code) => Ok(ReleaseOutcome::Ended { awaited: code == ENDED_AWAITED }),
         Attempt::Refused(AWAITED) => Ok(ReleaseOutcome::Awaited),
         Attempt::Refused(SHARED) => release_entry(conn, flavor, release).await,
-        Attempt::Refused(end @ FIRST..) => hand_over(conn, flavor, release, end).await,
+        Attempt::Refused(end @ LEAST_ID_END..) => hand_over(conn, flavor, release, end).await,
         Attempt::Refused(_) => read_not_held(conn, &release.name).await,
         Attempt::Locked => match read_row(conn, &release.name).await? {
             Some(row) if row.holder == Holder::Entries => release_entry(conn, flavor, release).await,
