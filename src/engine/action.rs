@@ -126,7 +126,7 @@ pub(crate) enum Input {
     LookUp {
         name: LockName,
     },
-    /// Another client has granted a name to this client.
+    /// A name was granted to this client.
     Notified(Notification),
     /// Time has passed.
     Tick,

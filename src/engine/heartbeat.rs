@@ -91,8 +91,8 @@ impl Heartbeat {
         self.beat_at.filter(|_| epoch == self.epoch || is_on(Mutation::IgnoreNotice))
     }
 
-    /// Returns when the latest answered beat was sent, if its answer had this number of notices: no
-    /// later notice was given before that beat.
+    /// Returns when the latest answered beat was sent, if its answer had this notice: no later one
+    /// was given before that beat.
     pub(super) fn beat_at_notice(&self, notice: i64) -> Option<Moment> {
         let is_latest = self.state == State::Beating(notice) && !self.is_interrupted;
         self.beat_at.filter(|_| is_latest)

@@ -13,8 +13,9 @@ use crate::mutation::{Mutation, is_on};
 use crate::protocol::{AcquisitionId, Claim, Mode};
 use crate::token::FencingToken;
 
-/// How long after a grant by another client the engine extends the lease to its requested TTL. A
-/// lease that is released earlier needs no such statement.
+/// How long after a grant by another client the engine extends the lease to its requested TTL, or
+/// checks a grant of which it was only notified. A lease that is released earlier needs no such
+/// statement.
 pub(super) const EXTEND_AFTER: Duration = Duration::from_millis(200);
 
 /// How often the engine repeats a release that has no effect in the store.

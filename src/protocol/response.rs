@@ -124,7 +124,7 @@ pub(crate) struct Granted {
     pub(crate) token: FencingToken,
 }
 
-/// A notification of a grant by another client.
+/// A notification of a grant to this client.
 #[cfg_attr(
     not(all(feature = "postgres", feature = "sqlite")),
     allow(dead_code, reason = "a database has one kind, or none")

@@ -3,9 +3,9 @@
 //!
 //! The UPDATE never waits. On MariaDB it fails if it meets a locked row. On MySQL it is part of a
 //! transaction, which locks the rows with SKIP LOCKED first, and continues only if it has locked
-//! all of them. (With NOWAIT, the search for several names also fails at rows beside them.) The
-//! primary key is forced: with the statistics of a table that was empty recently, the servers would
-//! scan the whole table.
+//! all of them. (With NOWAIT instead, 64 concurrent tasks had about half the throughput.) The primary
+//! key is forced: with the statistics of a table that was empty recently, the servers would scan the
+//! whole table.
 
 use std::collections::HashMap;
 
