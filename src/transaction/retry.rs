@@ -81,8 +81,11 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 /// - Effects elsewhere happen again with each attempt: leave them to the code after the commit.
 /// - Return the database's errors. If a closure goes on after a deadlock on MySQL, which has rolled
 ///   everything back, the run ends with [`Error::CommitUnknown`], and its later statements are
-///   rolled back as well. (Put a statement whose error is expected, such as a constraint violation,
-///   into a savepoint: `tx.begin()`.)
+///   rolled back as well. (Begin a savepoint, by `tx.begin()`, before a statement whose error is
+///   expected, such as a constraint violation.)
+/// - Return the error of `tx.begin()`, and wait for its end: sqlx rolls the whole transaction back
+///   when a savepoint fails, as after an error on PostgreSQL, or is dropped. If the closure goes
+///   on, the run ends with [`Error::CommitUnknown`], and later statements may have taken effect.
 /// - Do not end the transaction inside, by `COMMIT` or, on MySQL, by DDL, which commits. On MySQL
 ///   the run then ends with [`Error::CommitUnknown`], unless the closure returns an error that is
 ///   no conflict, or a conflict after which the server has rolled back, such as a deadlock: then the
@@ -301,8 +304,9 @@ async fn roll_back<DB: Database, E>(tx: Transaction<'_, DB>, error: RunError<E>)
     let (is_clean, cause) = (ended.is_ok(), error.as_error());
     let is_ended_by_work = match ended {
         Ok(true) => false,
-        // On MySQL, a statement may have committed the part before it, which must not be repeated.
-        Ok(false) => is_conflict_error(cause) && !is_conflict_of_server(cause),
+        // A statement may have committed the part before it, or elsewhere than on MySQL the part
+        // after it, which must not be repeated.
+        Ok(false) => is_conflict_error(cause) && !(DB::KIND == Kind::MySql && is_conflict_of_server(cause)),
         // On SQLite, the closure may have gone on after the end: its later statements are
         // committed.
         Err(refusal) => has_no_transaction::<DB>(&refusal) && !may_end_transaction(cause),
@@ -317,11 +321,22 @@ async fn roll_back<DB: Database, E>(tx: Transaction<'_, DB>, error: RunError<E>)
 /// Ends a transaction. Returns `false` when the transaction had ended before its commit.
 async fn end_transaction<DB: Database>(mut tx: Transaction<'_, DB>, ending: Ending) -> Result<bool, sqlx::Error> {
     match (DB::end_transaction(&mut tx, ending).await?, ending) {
+        (EndOutcome::StillOpen, _) if !is_open::<DB>(&mut tx).await? => Ok(false),
         (EndOutcome::StillOpen, Ending::Commit) => tx.commit().await.map(|()| true),
         (EndOutcome::StillOpen, Ending::Rollback) => tx.rollback().await.map(|()| true),
         // The driver's ROLLBACK on drop finds no transaction.
         (ended, _) => Ok(ended == EndOutcome::Done),
     }
+}
+
+/// Returns whether the driver has not rolled the transaction back. It does so when a savepoint could
+/// not begin or was dropped meanwhile; its COMMIT then succeeds without a statement.
+async fn is_open<DB: Database>(conn: &mut DB::Connection) -> Result<bool, sqlx::Error> {
+    if DB::KIND == Kind::Sqlite {
+        // The thread of the connection carries out what was queued.
+        conn.ping().await?;
+    }
+    Ok(DB::TransactionManager::get_transaction_depth(conn) == 1)
 }
 
 /// Returns whether SQLite refused to end a transaction that had ended before.

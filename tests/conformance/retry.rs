@@ -455,6 +455,61 @@ async fn aborted_transaction_is_not_reported_as_committed() {
     assert_eq!(counters.value(2).await, 1);
 }
 
+/// sqlx rolls the whole transaction back when a savepoint fails, or is dropped before it exists.
+/// Except on MySQL, later statements then commit by themselves.
+#[tokio::test]
+async fn transaction_ended_by_savepoint_is_not_reported_as_committed() {
+    let bank = bank().await;
+    bank.open(2, "bob").await.expect("insert");
+    let (begun, mut known) = (AtomicU32::new(0), [100, 100]);
+    let mut check = async |outcome: Result<(), Error>| {
+        let written = [bank.balance(1).await, bank.balance(2).await];
+        let begun = begun.swap(0, Ordering::SeqCst);
+        match outcome {
+            Ok(()) => assert_eq!((written, begun), ([known[0] - 5, known[1] - 7], 1)),
+            Err(Error::Conflict { .. }) => assert_eq!((written, begun), (known, 3)),
+            // No attempt follows one that was ended, so no part takes effect twice.
+            Err(Error::CommitUnknown { .. }) => {
+                assert!(written[0] >= known[0] - 5 && written[1] >= known[1] - 7, "{known:?}, {written:?}");
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+        known = written;
+    };
+
+    let failed = Retry::new().run(&bank.pool, async |tx| {
+        begun.fetch_add(1, Ordering::SeqCst);
+        tx.execute("UPDATE accounts SET balance = balance - 5 WHERE id = 1").await?;
+        let _ = tx.execute("INSERT INTO accounts SELECT * FROM accounts").await;
+        let _ = tx.begin().await;
+        tx.execute("UPDATE accounts SET balance = balance - 7 WHERE id = 2").await?;
+        Ok(())
+    });
+    check(failed.await).await;
+
+    everywhere(async |point| {
+        let exists = AtomicBool::new(false);
+        for conflict in [false, true] {
+            let dropped = Retry::new().attempts(3).run(&bank.pool, async |tx| {
+                begun.fetch_add(1, Ordering::SeqCst);
+                tx.execute("UPDATE accounts SET balance = balance - 5 WHERE id = 1").await?;
+                if DATABASE == Database::Sqlite {
+                    // The connection is still busy with it when the savepoint is dropped.
+                    let busy = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000)
+                                SELECT count(*) FROM n";
+                    let _ = tokio::time::timeout(Duration::from_millis(1), tx.execute(busy)).await;
+                }
+                exists.store(drop_at(point, tx.begin()).await.is_some(), Ordering::SeqCst);
+                tx.execute("UPDATE accounts SET balance = balance - 7 WHERE id = 2").await?;
+                if conflict { bank.accounts.update(&mut *tx, 1, 7, |_| {}).await.map(|_| ()) } else { Ok(()) }
+            });
+            check(dropped.await).await;
+        }
+        exists.into_inner()
+    })
+    .await;
+}
+
 /// MySQL checks every constraint with the statement.
 #[tokio::test]
 async fn refused_commit_is_reported_as_failed() {
