@@ -51,7 +51,8 @@ impl Fault {
             // Class 08 has transaction_resolution_unknown; a session that is shut down while a
             // standby confirms has committed.
             sqlx::Error::Database(source) => {
-                Self::from_error(error) == Self::ConnectionLost || is_sqlite_io_error(source.as_ref())
+                let source = source.as_ref();
+                Self::from_error(error) == Self::ConnectionLost || is_sqlite_io_error(source) || is_interrupted(source)
             }
             _ => true,
         }
@@ -225,6 +226,17 @@ pub(crate) fn reason(error: &sqlx::Error) -> String {
         }
         error => error.to_string(),
     }
+}
+
+/// Returns whether MySQL or MariaDB interrupted the statement: KILL QUERY, or MariaDB's
+/// max_statement_time. Neither documents that an interrupted COMMIT has not taken effect.
+fn is_interrupted(error: &dyn DatabaseError) -> bool {
+    #[cfg(feature = "mysql")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return matches!(error.number(), 1317 | 1969);
+    }
+    let _ = error;
+    false
 }
 
 /// Returns whether SQLite could not read, write or sync a file. A COMMIT may fail so after its

@@ -114,7 +114,7 @@
 //! it.
 //! ## outcome-unknown
 //! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown, or its
-//! outcome could not be recorded. It must be [resumed](IdempotencyLayer::resume), or
+//! outcome could not be recorded; or a statement of the handler had ended its transaction. It must be [resumed](IdempotencyLayer::resume), or
 //! [resolved](crate::idempotency::Idempotency::resolve). (A request that is resolved as done, with
 //! null as its result, is answered with 204.)
 //! ## key-reused
@@ -133,8 +133,8 @@
 //! 503, `Retry-After: 1`: every attempt at the transaction met a concurrent change. Nothing took
 //! effect. (A [version conflict](crate::Error::Conflict) is answered by the handler.)
 //! ## commit-unknown
-//! 503, `Retry-After: 1`: the connection was lost during the commit, or SQLite met an I/O error in
-//! it. A request with the same key receives the outcome.
+//! 503, `Retry-After: 1`: the connection was lost during the commit, SQLite met an I/O error in it,
+//! or MySQL or MariaDB interrupted it. A request with the same key receives the outcome.
 //! ## response-not-storable
 //! 500: the handler's response ended before it was complete. The transaction was rolled back; under
 //! a lease the outcome is unknown.

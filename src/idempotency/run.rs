@@ -59,7 +59,7 @@ impl Idempotency {
     /// The work's own error, unchanged, or an error of this crate in the work's [type](WorkError):
     /// [`Error::Unavailable`], [`Error::Access`], [`Error::NotMigrated`], [`Error::Database`],
     /// [`Error::Closed`], [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`],
-    /// [`Error::Json`] when the result cannot be read back, [`Error::Sealed`] when it cannot be
+    /// [`Error::RequestTooLarge`], [`Error::Json`] when the result cannot be read back, [`Error::Sealed`] when it cannot be
     /// sealed, [`Error::Row`] with [`RowError::OtherPool`](crate::row::RowError::OtherPool) when
     /// the pool belongs to another database than the client; on MySQL and MariaDB
     /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
@@ -287,6 +287,8 @@ struct CommitDoubt(Mutex<Option<sqlx::Error>>);
 
 impl CommitDoubt {
     fn record(&self, source: sqlx::Error) {
+        let reason = report(&source);
+        tracing::warn!(reason, "it is not known whether a transaction was committed; its claim shows it");
         self.lock().get_or_insert(source);
     }
 
