@@ -20,8 +20,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_secs(5);
 
 pub(super) struct SessionConnection {
-    locks: Box<dyn SessionLocks>,
+    /// Dropped first: the holders learn of the end before another client can get the names.
     guard: DisconnectGuard,
+    locks: Box<dyn SessionLocks>,
     /// When the last answered statement was sent.
     confirmed_at: Instant,
     /// The number of locked names.
@@ -143,7 +144,8 @@ impl Drop for DisconnectGuard {
 #[cfg(test)]
 mod tests {
     use std::error::Error as StdError;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::{Mutex, PoisonError};
 
     use sqlx::error::{DatabaseError, ErrorKind};
 
@@ -180,6 +182,20 @@ mod tests {
     struct RefusingServer {
         locked: Arc<AtomicUsize>,
         refuses_unlock: bool,
+        _end: Option<EndProbe>,
+    }
+
+    /// Records, when the connection ends, whether its holders have been told.
+    struct EndProbe {
+        holders: Arc<Mutex<Option<Arc<Liveness>>>>,
+        are_told: Arc<AtomicBool>,
+    }
+
+    impl Drop for EndProbe {
+        fn drop(&mut self) {
+            let holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+            self.are_told.store(holders.as_ref().is_some_and(|told| told.loss().is_some()), Ordering::Relaxed);
+        }
     }
 
     fn refuse<T>() -> Result<T, sqlx::Error> {
@@ -238,6 +254,18 @@ mod tests {
         assert!(matches!(refused, Err(StatementError::Refused(_))));
         assert_eq!(locked.load(Ordering::Relaxed), 0);
         Ok(())
+    }
+
+    /// Another client can lock the names from the end of the connection on.
+    #[tokio::test]
+    async fn holders_learn_of_the_loss_before_the_connection_ends() {
+        let (holders, are_told) = (Arc::<Mutex<_>>::default(), Arc::<AtomicBool>::default());
+        let end = EndProbe { holders: Arc::clone(&holders), are_told: Arc::clone(&are_told) };
+        let server = RefusingServer { _end: Some(end), ..RefusingServer::default() };
+        let connection = SessionConnection::new(Box::new(server), Moment::now());
+        *holders.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(connection.liveness()));
+        drop(connection);
+        assert!(are_told.load(Ordering::Relaxed));
     }
 
     #[tokio::test]

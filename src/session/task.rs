@@ -170,7 +170,7 @@ impl SessionTask {
             let Some(first) = state.waiters.front() else {
                 state.backoff = None;
                 if state.holders == Holders::None {
-                    self.names.remove(name);
+                    self.forget(name);
                 }
                 return;
             };
@@ -229,8 +229,7 @@ impl SessionTask {
             return;
         }
         if state.waiters.is_empty() {
-            self.names.remove(name);
-            return;
+            return self.forget(name);
         }
         let due = Instant::now() + state.backoff.get_or_insert(RETRY_BACKOFF).step();
         self.schedule_name(name, Some(due));
@@ -418,6 +417,13 @@ impl SessionTask {
         if let Some(due) = due {
             self.schedule.insert((due, name.clone()));
         }
+    }
+
+    /// Removes a name that has no holder and no waiter. The loss of the connection may have
+    /// scheduled it.
+    fn forget(&mut self, name: &LockName) {
+        self.schedule_name(name, None);
+        self.names.remove(name);
     }
 
     /// Refuses every waiter.

@@ -209,6 +209,29 @@ async fn try_is_answered_while_many_names_are_contended() {
     }
 }
 
+/// The loss schedules the name of the try, which no caller waits for any more.
+#[tokio::test]
+async fn try_on_a_lost_connection_delays_no_other_name() {
+    let db = empty().await;
+    if DATABASE == Database::Sqlite {
+        // There is no network between.
+        return comes_free(&db.locks().await, "a").await;
+    }
+    let (proxy, url) = behind_a_proxy(&db.url);
+    let (ours, theirs) = (builder(connect(&url, 1).await).build(), db.locks().await);
+    let (_a, b) = (hold(&theirs, "a").await, hold(&theirs, "b").await);
+    assert!(!is_free(&ours, "a").await);
+    proxy.reset();
+    assert!(!is_free(&ours, "a").await);
+    let waiting = tokio::spawn(ours.session("b").acquire());
+    tokio::task::yield_now().await;
+    // The answer to the last request: the other one waits.
+    assert!(is_free(&ours, "c").await);
+    b.release().await.expect("ours to the end");
+    let granted = soon("the grant", waiting).await.expect("no panic").expect("acquire");
+    granted.release().await.expect("ours to the end");
+}
+
 #[tokio::test]
 async fn wait_times_out_at_its_limit() {
     let db = empty().await;

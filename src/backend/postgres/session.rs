@@ -59,7 +59,8 @@ pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn SessionLo
     let failed = |error| Error::from_sqlx("open a connection for session locks", error);
     let options = options.clone().disable_statement_logging();
     let requested = Moment::now();
-    let mut conn = options.connect().await.map_err(failed)?;
+    // Both at once: a distant server takes a second for each.
+    let (mut conn, other) = tokio::try_join!(options.connect(), options.connect()).map_err(failed)?;
     let row = fetch_row(&mut conn, sql::IDENTIFY).await.map_err(failed)?;
     let read = || Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?, row.try_get(4)?));
     let (pid, is_standby, schema, version, age): (i32, bool, String, i32, i64) = read().map_err(failed)?;
@@ -71,7 +72,7 @@ pub(super) async fn open(options: &PgConnectOptions) -> Result<Box<dyn SessionLo
         });
     }
     if age > Moment::now().since(requested) + AGE_TOLERANCE
-        || !is_direct(&options, &mut conn, pid).await.map_err(failed)?
+        || !is_direct(&mut conn, other, pid).await.map_err(failed)?
     {
         return Err(Error::Unsupported {
             what: "a session lock",
@@ -114,8 +115,7 @@ fn key(schema: &str, name: &LockName) -> i64 {
 
 /// Returns whether the connection has a session of its own, and no pooler lends it one for each
 /// transaction. If a pooler passes this probe, every later statement detects another session.
-async fn is_direct(options: &PgConnectOptions, conn: &mut PgConnection, pid: i32) -> Result<bool, sqlx::Error> {
-    let mut other = options.connect().await?;
+async fn is_direct(conn: &mut PgConnection, mut other: PgConnection, pid: i32) -> Result<bool, sqlx::Error> {
     let mut probes = 0;
     while probes < PROBES {
         // A pooler cannot lend the session of this open transaction to the first connection.
@@ -162,10 +162,9 @@ async fn set_timeouts(conn: &mut PgConnection, pid: i32, version: i32) -> Result
     if version >= 140_000 {
         settings.push(("idle_session_timeout", limit));
     }
-    for (name, value) in settings {
-        let set = format!("SELECT set_config('{name}', '{value}', false) WHERE pg_backend_pid() = {pid}");
-        fetch_row(conn, AssertSqlSafe(set)).await?;
-    }
+    let set = |(name, value)| format!("set_config('{name}', '{value}', false)");
+    let set = settings.into_iter().map(set).collect::<Vec<_>>().join(", ");
+    fetch_row(conn, AssertSqlSafe(format!("SELECT {set} WHERE pg_backend_pid() = {pid}"))).await?;
     Ok(())
 }
 
