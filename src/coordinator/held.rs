@@ -112,12 +112,16 @@ impl HeldLease {
         self.deadline().is_some()
     }
 
-    /// Returns why the lease ended, if it has ended.
-    pub(crate) fn loss(&self) -> Option<LossCause> {
-        if !self.is_held() {
-            self.coordinator.feed(Input::Tick);
+    /// Returns a function that returns why the lease ended, if it has ended, and reports that.
+    pub(crate) fn loss_reader(&self) -> impl FnOnce() -> Option<LossCause> + use<> {
+        let (coordinator, signals) = (Arc::clone(&self.coordinator), Arc::clone(&self.signals));
+        let is_held = self.is_held();
+        move || {
+            if !is_held {
+                coordinator.feed(Input::Tick);
+            }
+            signals.cause.get().copied()
         }
-        self.signals.cause.get().copied()
     }
 
     /// Completes when the lease is lost, with the reason.
@@ -243,7 +247,7 @@ impl HeldLease {
     pub(crate) fn release(mut self) -> impl Future<Output = Verdict> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         self.is_released = true;
-        let lost = self.loss();
+        let lost = self.loss_reader()();
         self.end_span(if lost.is_some() { "lost" } else { "released" });
         let lease = self.lease_id();
         let release = |state: &mut State, _: &mut Outbox| {

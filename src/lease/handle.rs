@@ -191,12 +191,17 @@ impl Lease {
 
     /// Returns why the lease has ended.
     pub(crate) fn loss_cause(&self) -> LossCause {
-        let Some(held) = &self.held else {
-            return LossCause::Superseded;
-        };
+        self.loss_reader()()
+    }
+
+    /// Returns a function that returns why the lease has ended. It reports the loss, so the caller
+    /// must hold no lock that a subscriber of the application may need.
+    pub(crate) fn loss_reader(&self) -> impl FnOnce() -> LossCause + use<> {
+        let loss = self.held.as_ref().map(HeldLease::loss_reader);
         let max_hold =
             self.details.hold_time.at_most.filter(|max| self.details.acquired_at + *max <= self.client.now());
-        held.loss().unwrap_or(if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired })
+        let without_cause = if max_hold.is_some() { LossCause::MaxHold } else { LossCause::Expired };
+        move || loss.map_or(LossCause::Superseded, |loss| loss().unwrap_or(without_cause))
     }
 
     /// Returns a future that completes when the lease is lost. It does not borrow the lease.

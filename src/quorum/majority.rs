@@ -226,22 +226,21 @@ impl Majority {
     fn missing_nodes(&self) -> Vec<usize> {
         let now = self.nodes.now();
         let mut votes = self.lock_current_state();
-        let Votes { leases, ask_at, .. } = &mut *votes;
-        let (mut missing, mut ended) = (Vec::new(), Vec::new());
-        for (node, (lease, ask_at)) in leases.iter_mut().zip(ask_at).enumerate() {
-            if let Some(lost) = lease.take_if(|lease| !lease.is_held()) {
-                if lost.loss_cause() == LossCause::Superseded {
-                    *ask_at = now + AFTER_EVICTION;
-                }
-                ended.push(lost);
-            }
-            if lease.is_none() && *ask_at <= now {
-                missing.push(node);
-            }
-        }
+        let leases = votes.leases.iter_mut().enumerate();
+        let ended = leases.filter_map(|(node, lease)| Some((node, lease.take_if(|lease| !lease.is_held())?)));
+        let ended: Vec<(usize, Lease)> = ended.collect();
+        // The losses are reported, and the leases dropped, without the lock.
         drop(votes);
+        let evicted = ended.iter().filter(|(_, lease)| lease.loss_cause() == LossCause::Superseded);
+        let evicted: Vec<usize> = evicted.map(|(node, _)| *node).collect();
         drop(ended);
-        missing
+        let mut votes = self.lock_current_state();
+        for node in evicted {
+            votes.ask_at[node] = now + AFTER_EVICTION;
+        }
+        let Votes { leases, ask_at, .. } = &*votes;
+        let missing = leases.iter().zip(ask_at).enumerate();
+        missing.filter(|(_, (lease, ask_at))| lease.is_none() && **ask_at <= now).map(|(node, _)| node).collect()
     }
 
     /// Waits until the majority has ended, or a lease on one database is lost.
@@ -261,22 +260,46 @@ impl Majority {
 
     /// Locks the votes, and updates the status as of now.
     fn lock_current_state(&self) -> MutexGuard<'_, Votes> {
-        let mut votes = self.votes.lock().unwrap_or_else(PoisonError::into_inner);
-        if votes.status == Status::Held && votes.count() < self.needed {
-            let cause = votes.cause();
+        let votes = self.lock();
+        if votes.status != Status::Held || votes.count() >= self.needed {
+            return votes;
+        }
+        // No vote is added from now on. The losses are reported without the lock: a subscriber of
+        // the application may ask for the state of this lease.
+        let causes = votes.leases.iter().flatten().filter(|lease| !lease.is_held()).map(Lease::loss_reader);
+        let causes: Vec<_> = causes.collect();
+        drop(votes);
+        let cause = first_cause(causes.into_iter().map(|read| read()));
+        let mut votes = self.lock();
+        if votes.status == Status::Held {
             votes.status = Status::Lost(cause);
+            drop(votes);
             self.ended.notify_waiters();
-            let _ = panics::caught(|| match cause.is_ordered() {
-                true => {
-                    tracing::info!(name = self.name.as_str(), token = %self.token, %cause, "a lease on a majority has ended")
-                }
-                false => {
-                    tracing::warn!(name = self.name.as_str(), token = %self.token, %cause, "lost the majority for a lease")
-                }
-            });
+            self.report_loss(cause);
+            votes = self.lock();
         }
         votes
     }
+
+    fn lock(&self) -> MutexGuard<'_, Votes> {
+        self.votes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report_loss(&self, cause: LossCause) {
+        let _ = panics::caught(|| match cause.is_ordered() {
+            true => {
+                tracing::info!(name = self.name.as_str(), token = %self.token, %cause, "a lease on a majority has ended")
+            }
+            false => {
+                tracing::warn!(name = self.name.as_str(), token = %self.token, %cause, "lost the majority for a lease")
+            }
+        });
+    }
+}
+
+/// Returns the cause of a lost majority: that of a lease, or else expiry.
+fn first_cause(causes: impl Iterator<Item = LossCause>) -> LossCause {
+    causes.fold(LossCause::Expired, |cause, other| if cause == LossCause::Expired { other } else { cause })
 }
 
 /// Ends the lease on one database after the loss of the majority. The name stays taken for
@@ -291,12 +314,6 @@ fn end_vote(lease: Lease, cause: LossCause) {
 impl Votes {
     fn count(&self) -> usize {
         self.leases.iter().flatten().filter(|lease| lease.is_held()).count()
-    }
-
-    /// Returns the cause of a lost majority: that of a lease, or else expiry.
-    fn cause(&self) -> LossCause {
-        let causes = self.leases.iter().flatten().filter(|lease| !lease.is_held()).map(Lease::loss_cause);
-        causes.fold(LossCause::Expired, |cause, other| if cause == LossCause::Expired { other } else { cause })
     }
 
     fn take(&mut self) -> Vec<Lease> {
