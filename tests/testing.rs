@@ -2,11 +2,13 @@
 //! virtual time.
 #![allow(clippy::expect_used, clippy::panic)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use sqlock::events::{Event, Events};
 use sqlock::health::Heartbeat;
-use sqlock::quorum::Quorum;
+use sqlock::quorum::{Quorum, QuorumLease};
 use sqlock::testing::{Memory, null_locks};
 use sqlock::{Error, LossCause};
 use tokio::task::JoinSet;
@@ -737,6 +739,75 @@ async fn quorum_evicts_a_lease_with_several_tokens() {
     assert!(quorum.evict("job", lease.token()).await.expect("all are up"));
     assert_eq!(lease.lost().await, LossCause::Superseded);
     assert!(!quorum.evict("job", lease.token()).await.expect("all are up"));
+}
+
+/// The fast database refuses again and again, and the slow one decides.
+#[tokio::test(start_paused = true)]
+async fn slow_database_is_waited_for_after_split_votes() {
+    let ([_, refusing, slow], quorum) = quorum_of_old_databases::<3>().await;
+    assert!(refusing.refuse("job").expect("a name"));
+    slow.delay(Duration::from_millis(100));
+    let request = quorum.lease("job").wait(Duration::from_secs(20));
+    let lease = request.acquire().await.expect("a majority is free");
+    assert_eq!(lease.votes(), 2);
+}
+
+/// The subscriber of an application that adds to each line whether the lease is held.
+#[derive(Clone, Default)]
+struct WithLease {
+    lease: Arc<OnceLock<QuorumLease>>,
+    /// Whether it was asked after its loss.
+    is_known_lost: Arc<AtomicBool>,
+}
+
+impl tracing::Subscriber for WithLease {
+    fn enabled(&self, about: &tracing::Metadata<'_>) -> bool {
+        about.is_event() && about.target().starts_with("sqlock")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        if self.lease.get().is_some_and(|lease| !lease.is_held()) {
+            self.is_known_lost.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// On a thread of its own, which a deadlock would stop, and in real time: the expiry is found by
+/// this question, before a timer reports it.
+#[test]
+fn subscriber_may_ask_for_the_majority_that_is_lost() {
+    let (report, reported) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // While there is one subscriber, a line that another thread reaches first stays disabled.
+        let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+        let subscriber = WithLease::default();
+        let _guard = tracing::subscriber::set_default(subscriber.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let ttl = Duration::from_secs(1);
+            let quorum = Quorum::new([Memory::new(), Memory::new(), Memory::new()].iter().map(Memory::locks));
+            sleep(ttl * 2).await;
+            let acquired = quorum.lease("job").ttl(ttl).acquire().await.expect("acquire");
+            let lease = subscriber.lease.get_or_init(|| acquired);
+            std::thread::sleep(ttl * 2);
+            let is_held = lease.is_held();
+            report.send((is_held, subscriber.is_known_lost.load(Ordering::SeqCst))).expect("the test waits");
+        });
+    });
+    let asked = reported.recv_timeout(Duration::from_secs(60));
+    assert_eq!(asked, Ok((false, true)));
 }
 
 /// A database that reports an eviction is not asked again at once: the eviction from the others may

@@ -89,16 +89,26 @@ impl Nodes {
         answered: usize,
         mut errors: Vec<(usize, Error)>,
     ) -> Error {
-        // An error that another attempt would not resolve comes first.
-        if let Some(i) = errors.iter().position(|(_, error)| !error.is_retryable()) {
+        let (all, needed) = (self.locks.len(), self.needed);
+        // An error that another attempt would not resolve comes first, unless the other databases
+        // could still make a majority.
+        let is_permanent = |error: &Error| !error.is_retryable();
+        let left = all - errors.iter().filter(|(_, error)| is_permanent(error)).count();
+        let is_decisive = |error: &Error| is_permanent(error) && (left < needed || is_misuse(error));
+        if let Some(i) = errors.iter().position(|(_, error)| is_decisive(error)) {
             return errors.swap_remove(i).1;
         }
-        let (all, needed) = (self.locks.len(), self.needed);
         let failed: Vec<String> =
             errors.iter().map(|(node, error)| format!("{}: {}", self.describe(*node), error.report())).collect();
-        let reason = format!("{answered} of {all} databases answered, and {needed} must; {}", failed.join("; "));
+        let lack = if answered < needed { format!("{needed} must") } else { "they disagree".into() };
+        let reason = format!("{answered} of {all} databases answered, and {lack}; {}", failed.join("; "));
         Error::Unavailable { attempted, reason, source: None }
     }
+}
+
+/// Returns whether the request or the quorum is wrong, not the state of a database.
+fn is_misuse(error: &Error) -> bool {
+    matches!(error, Error::Unsupported { .. } | Error::OutOfRange { .. } | Error::Closed)
 }
 
 /// Returns the address of a server.

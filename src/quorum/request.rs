@@ -81,7 +81,7 @@ impl QuorumRequest {
             None => turn.lock.lock().await,
             // A try does not wait for its turn.
             Some(Duration::ZERO) => {
-                return self.attempt(&name, None).await?.map_err(|refused| match refused {
+                return self.attempt(&name, None, 0).await?.map_err(|refused| match refused {
                     NotAcquired::Taken { .. } => timed_out(),
                     NotAcquired::Unreachable(error) => error,
                 });
@@ -96,11 +96,10 @@ impl QuorumRequest {
         }
         let mut backoff =
             Backoff::between(Duration::from_millis(10), (self.options.lease.ttl / 10).min(Duration::from_millis(250)));
-        let mut last = None;
-        let mut taken = false;
+        let (mut last, mut taken, mut splits) = (None, false, 0);
         loop {
             let begun_at = Instant::now();
-            let refused = match self.attempt(&name, left()).await? {
+            let refused = match self.attempt(&name, left(), splits).await? {
                 Ok(lease) => {
                     turn.answered();
                     return Ok(lease);
@@ -111,6 +110,7 @@ impl QuorumRequest {
             // time to answer.
             let cut_short =
                 left().is_some_and(|left| left.is_zero()) && begun_at.elapsed() < self.options.node_timeout();
+            splits = if matches!(refused, NotAcquired::Taken { split: true }) { splits + 1 } else { 0 };
             match refused {
                 NotAcquired::Taken { .. } => {
                     turn.answered();
@@ -152,16 +152,15 @@ impl QuorumRequest {
     pub async fn try_acquire(self) -> Result<Option<QuorumLease>> {
         let name = self.check()?;
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(80));
-        let mut tries = 1..=MAX_REPEATS;
-        loop {
-            let last = tries.next().is_none();
-            match self.attempt(&name, None).await? {
+        for splits in 0..=MAX_REPEATS {
+            match self.attempt(&name, None, splits).await? {
                 Ok(lease) => return Ok(Some(lease)),
-                Err(NotAcquired::Taken { split: true }) if !last => sleep(backoff.step()).await,
-                Err(NotAcquired::Taken { .. }) => return Ok(None),
+                Err(NotAcquired::Taken { split: true }) if splits < MAX_REPEATS => sleep(backoff.step()).await,
+                Err(NotAcquired::Taken { .. }) => break,
                 Err(NotAcquired::Unreachable(error)) => return Err(error),
             }
         }
+        Ok(None)
     }
 
     /// Acquires the lease, runs the work while it is held, and releases it. When the lease is lost,
@@ -195,14 +194,19 @@ impl QuorumRequest {
         LockName::new(&*self.name)
     }
 
-    /// Asks all databases once, with a limit for each. Another attempt would not resolve the outer
-    /// error.
-    async fn attempt(&self, name: &LockName, within: Option<Duration>) -> Result<Result<QuorumLease, NotAcquired>> {
+    /// Asks all databases once, with a limit for each, after `splits` rounds in which the votes were
+    /// split. Another attempt would not resolve the outer error.
+    async fn attempt(
+        &self,
+        name: &LockName,
+        within: Option<Duration>,
+        splits: u32,
+    ) -> Result<Result<QuorumLease, NotAcquired>> {
         let within = within.unwrap_or(Duration::MAX).min(self.options.node_timeout());
         let owner = Owner::random();
         let mut round = Round::new(Arc::clone(&self.nodes), name.clone(), owner, self.options.clone());
         round.ask_all(within);
-        let (granted, token) = match round.outcome(within).await {
+        let (granted, token) = match round.outcome(within, splits).await {
             Outcome::Granted(granted, token) => (granted, token),
             Outcome::Taken { split } => return Ok(Err(NotAcquired::Taken { split })),
             Outcome::Unreachable(error) if error.is_retryable() => return Ok(Err(NotAcquired::Unreachable(error))),

@@ -108,8 +108,9 @@ impl Round {
         });
     }
 
-    /// Waits until the round is decided.
-    pub(super) async fn outcome(&mut self, within: Duration) -> Outcome {
+    /// Waits until the round is decided. `splits` counts the rounds just before in which the votes
+    /// were split: each doubles the time for slower databases.
+    pub(super) async fn outcome(&mut self, within: Duration, splits: u32) -> Outcome {
         let start = Instant::now();
         let mut until = None;
         let mut granted: Vec<Vote> = Vec::new();
@@ -132,7 +133,10 @@ impl Round {
                 (Next::Wait, _) => until = None,
                 // The slower databases get as much time again as the others needed.
                 (Next::WaitBriefly, _) => {
-                    until.get_or_insert_with(|| Instant::now() + start.elapsed().max(MIN_GRACE));
+                    until.get_or_insert_with(|| {
+                        let grace = start.elapsed().max(MIN_GRACE).saturating_mul(1 << splits.min(16));
+                        Instant::now() + grace.min(within)
+                    });
                 }
             }
             let grace = until.map_or(within, |until| until.saturating_duration_since(Instant::now()));
