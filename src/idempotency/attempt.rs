@@ -108,7 +108,8 @@ impl Attempt {
     /// unknown. An error that [may go away](Error::is_retryable), such as [`Error::Unavailable`]:
     /// call again, or record that the outcome is [unknown](Self::unknown). After any other error,
     /// such as [`Error::Json`], [`Error::ResultTooLarge`], [`Error::Sealed`], or a result that the
-    /// database refuses, the outcome is unknown.
+    /// database refuses, the outcome is recorded as unknown. If that fails too, as after
+    /// [`Error::Closed`], the next attempt continues.
     ///
     /// # Cancel safety
     ///

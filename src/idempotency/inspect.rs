@@ -12,9 +12,9 @@ use crate::error::Result;
 use crate::token::FencingToken;
 
 impl Idempotency {
-    /// Lists records that have not ended, or whose outcome is unknown, in order of creation, at
-    /// most `limit`: attempts [under a lease](Self::attempt), including those in progress, and
-    /// requests whose transaction was [ended by their work](Self::run).
+    /// Lists records of this namespace that have not ended, or whose outcome is unknown, in order of
+    /// creation, at most `limit`: attempts [under a lease](Self::attempt), including those in
+    /// progress, and requests whose transaction was [ended by their work](Self::run).
     ///
     /// # Errors
     ///

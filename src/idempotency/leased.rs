@@ -7,7 +7,7 @@ use super::attempt::Attempt;
 use super::handle::Idempotency;
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, decode_outcome};
-use crate::backend::records::{ClaimRequest, RecordCommand, RecordState};
+use crate::backend::records::{ClaimRequest, Record, RecordCommand, RecordState};
 use crate::error::{Error, Result};
 use crate::lease::handle::Lease;
 
@@ -81,8 +81,7 @@ impl Idempotency {
             return Ok(if issued { Outcome::Expired } else { Outcome::InProgress });
         };
         if record.state == RecordState::Started && record.token == token {
-            let column = if record.attempts == 1 { request } else { self.read_request(&record).await? };
-            let request = column.map(|column| self.decode_request(&record.key.id, column)).transpose();
+            let request = self.request_of(&record, request).await;
             let mut attempt = Attempt::new(self.clone(), record, lease, answer.may_linger);
             match request {
                 Ok(request) => attempt.request = request,
@@ -99,6 +98,12 @@ impl Idempotency {
         }
         let claim = ClaimRequest { fingerprint, issued, ..ClaimRequest::for_key(record.key.clone()) };
         Ok(self.recorded_outcome(&claim, record)?.unwrap_or(Outcome::InProgress))
+    }
+
+    /// Returns the request of a started record, for whose first attempt it is at hand.
+    async fn request_of(&self, record: &Record, first: Option<Vec<u8>>) -> Result<Option<Vec<u8>>> {
+        let column = if record.attempts == 1 { first } else { self.read_request(record).await? };
+        column.map(|column| self.decode_request(&record.key.id, column)).transpose()
     }
 
     /// Runs the work [under a lease](Self::attempt), and replays its result to every later request

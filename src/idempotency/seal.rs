@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::handle::Idempotency;
 use crate::error::{Error, Result};
+use crate::panics;
 
 /// The first byte of a sealed column. No JSON text begins with this byte.
 const SEALED: u8 = 0;
@@ -67,11 +68,12 @@ impl Idempotency {
     /// another key. `open` reverses `seal`. To support a change of the encryption key, let `seal`
     /// write the identity of the key. The limits count before `seal`.
     ///
-    /// When a function fails, the call returns [`Error::Sealed`]. When `open` fails, the handler is
-    /// not run again: the key replays its result as soon as it can be opened. When `seal` fails, a
-    /// transaction is rolled back and the key stays free; under a lease, a result that cannot be
-    /// sealed leaves the outcome unknown, and a request that cannot be sealed claims nothing.
-    /// Content stored without `seal`, earlier or by `sqlock idem resolve`, is replayed unchanged.
+    /// When a function fails or panics, the call returns [`Error::Sealed`]. When `open` fails, the
+    /// handler is not run again: the key replays its result as soon as it can be opened. When
+    /// `seal` fails, a transaction is rolled back and the key stays free; under a lease, a result
+    /// that cannot be sealed leaves the outcome unknown, and a request that cannot be sealed claims
+    /// nothing. Content stored without `seal`, earlier or by `sqlock idem resolve`, is replayed
+    /// unchanged.
     ///
     /// ```
     /// # fn encrypt(_: &[u8], bytes: &[u8]) -> Result<Vec<u8>, std::io::Error> { Ok(bytes.to_vec()) }
@@ -93,10 +95,18 @@ impl Idempotency {
         O: Into<Box<dyn StdError + Send + Sync>>,
     {
         self.seal = Seal(Some(Functions {
-            seal: Arc::new(move |context, bytes| seal(context, bytes).map_err(Into::into)),
-            open: Arc::new(move |context, sealed| open(context, sealed).map_err(Into::into)),
+            seal: Arc::new(move |context, bytes| run(|| seal(context, bytes))),
+            open: Arc::new(move |context, sealed| run(|| open(context, sealed))),
         }));
         self
+    }
+}
+
+/// Runs a function of the caller. A panic is an error, so that it ends one request only.
+fn run<E: Into<BoxError>>(function: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, BoxError> {
+    match panics::caught(function) {
+        Ok(bytes) => bytes.map_err(Into::into),
+        Err(panic) => Err(format!("the function panicked: {panic}").into()),
     }
 }
 

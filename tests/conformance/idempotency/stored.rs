@@ -1,6 +1,7 @@
 //! Stored requests, for attempts that resume them, and sealed contents.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use serde::{Deserialize, Serialize};
 use sqlock::idempotency::{Attempt, Fingerprint, Idempotency, Outcome, Resolution};
@@ -300,4 +301,25 @@ async fn plain_results_still_replay_with_a_seal() {
     assert!(payments.resolve(&alice("sealed"), token, done).await.expect("resolve"));
     assert_eq!(app.charge_by(&payments, &alice("sealed"), &request()).await, Outcome::Replay(3));
     is_sealed(app.payments.attempt(&alice("sealed"), &request()).await);
+}
+
+#[tokio::test]
+async fn panic_while_a_request_is_opened_stops_no_other() {
+    let app = app().await;
+    let broken = Arc::new(AtomicBool::new(false));
+    let is_broken = Arc::clone(&broken);
+    let open = move |_: &[u8], sealed: &[u8]| {
+        assert!(!(sealed.ends_with(b"bad") && is_broken.load(Ordering::SeqCst)), "it is too short");
+        Ok::<_, &str>(sealed.to_vec())
+    };
+    let payments = app.payments.clone().seal(|_, bytes| Ok::<_, &str>(bytes.to_vec()), open);
+    for (key, text) in [("a", "bad"), ("b", "good")] {
+        let first = attempt(payments.attempt(&alice(key), &request().with_request(text)).await).await;
+        first.unknown().await.expect("unknown");
+    }
+    broken.store(true, Ordering::SeqCst);
+    let work = async |attempt: &Attempt| Ok::<_, AppError>(attempt.number());
+    soon("the resumption", async { while payments.resume(work).await.expect("resume").done == 0 {} }).await;
+    assert_eq!(state(&app, "a").await.map(|(state, _)| state), Some("unknown"));
+    assert_eq!(state(&app, "b").await, Some(("done", 2)));
 }
