@@ -133,6 +133,7 @@ impl Idempotent {
                     response => response,
                 },
                 RollbackReason::Answered(response) => this.store_failure(pool, *response).await,
+                RollbackReason::NotStorable(problem) => problem.into_response(),
                 RollbackReason::Sqlock(error) => Problem::from_error(&error).into_response(),
             },
             // The client may have sent the version, so the handler answers.
@@ -287,7 +288,7 @@ impl Prepared {
         }
         Answer::from_response(response, &self.policy).await.map_err(|problem| {
             tracing::error!(?problem, "rolled back a transaction, because its response cannot be stored");
-            rolled_back(RollbackReason::Answered(Box::new(problem.into_response())))
+            rolled_back(RollbackReason::NotStorable(problem))
         })
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 
 use axum::response::Response;
 
+use super::problem::Problem;
 use crate::error::Error;
 use crate::transaction::work_error::WorkError;
 
@@ -14,6 +15,8 @@ pub(super) enum RollbackReason<E> {
     Work(E),
     /// The response of the work asks for a rollback.
     Answered(Box<Response>),
+    /// The response of the work cannot be stored.
+    NotStorable(Problem),
     /// A statement of this crate failed.
     Sqlock(Error),
 }
@@ -26,7 +29,7 @@ impl<E> RollbackReason<E> {
     {
         match self {
             Self::Work(error) => error.as_error(),
-            Self::Answered(_) => &NotStored,
+            Self::Answered(_) | Self::NotStorable(_) => &NotStored,
             Self::Sqlock(error) => error,
         }
     }
@@ -42,6 +45,7 @@ impl<E: fmt::Display> fmt::Display for RollbackReason<E> {
         match self {
             Self::Work(error) => write!(f, "{error}"),
             Self::Answered(response) => write!(f, "answered with {}", response.status()),
+            Self::NotStorable(problem) => write!(f, "the response cannot be stored: {problem:?}"),
             Self::Sqlock(error) => write!(f, "{error}"),
         }
     }

@@ -104,6 +104,19 @@ async fn stripe_result_is_saved_whatever_its_status() {
     }
 }
 
+/// It is the layer's answer, not that of the handler, whose effect was rolled back.
+#[tokio::test]
+async fn stripe_does_not_save_that_a_result_cannot_be_saved() {
+    let (_books, server) = stripe().await;
+    for path in ["/charge/stream", "/charge/large"] {
+        for _ in 0..2 {
+            let answer = server.post(path, path).await;
+            assert_eq!((answer.status, answer.is_replay()), (500, false), "{path}");
+        }
+    }
+    assert_eq!(server.begun(), 4);
+}
+
 #[tokio::test]
 async fn stripe_keys_have_up_to_255_characters() {
     let (_books, server) = stripe().await;
