@@ -78,8 +78,8 @@
 //! after the TTL. An `expires at` that moves on means that the client lives and renews.
 //! `unlock` takes the name away; the token protects a newer holder. The old holder learns of the
 //! loss with its next heartbeat, within a second, and until then two holders may work: a fence
-//! protects the data. Exit code 75 of `unlock`: a fenced transaction of the holder has blocked it
-//! for ten seconds; end that transaction in the database first. [`max_hold`] ends such a lease
+//! protects the data. Exit code 75 of `unlock` (on SQLite 69): a fenced transaction of the holder has
+//! blocked it for ten seconds; end that transaction in the database first. [`max_hold`] ends such a lease
 //! automatically.
 //!
 //! # A long queue
@@ -130,15 +130,17 @@
 //! ```sh
 //! sqlock idem ls --state unknown --namespace payments
 //! sqlock idem show order-17 --principal alice --namespace payments    # the token, the steps
-//! sqlock idem resolve order-17 --principal alice --namespace payments --token 1795257707293005 --done
+//! sqlock idem resolve order-17 --principal alice --namespace payments --token 1795257707293005 \
+//!     --done --result '"receipt 17"'
 //! ```
 //!
 //! A `sqlock_idempotency_oldest_unknown_seconds` that grows without end shows such a key, or a key
 //! whose process died during an attempt (`--state started`). `resolve` ends both, but no attempt
 //! that still holds its lease.
 //!
-//! Ask the provider first. `--done` replays the result of `--result` from then on, `--failed` makes
-//! the key new. [`resume`] settles all of them in the application.
+//! Ask the provider first. `--done` replays the result of `--result` from then on: it must be what the
+//! application reads. `--failed` makes the key new. [`resume`] settles the unknown ones of its
+//! namespace in the application, up to the attempts that its policy allows.
 //!
 //! # Tables that grow
 //!

@@ -303,13 +303,15 @@ async fn resolve_ends_unknown_outcome_and_show_names_operator() {
 
     let token = app.unknown(&alice("order-1")).await;
     let newer = (token.parse::<i64>().expect("a number") + 1).to_string();
-    let said = resolve("order-1", &newer, &["--done"], 79).await;
+    let said = resolve("order-1", &newer, &["--done", "--result", "1"], 79).await;
     assert!(said.contains(&format!("does not resolve \"order-1\": it is unknown, by token {token}")), "{said}");
-    let found = ["--done", "--result", "\"receipt\"", "--by", "ann", "--note", "charge ch_1"];
+    // A number with more digits than a float has.
+    let receipt = "12345678901234567890123.50";
+    let found = ["--done", "--result", receipt, "--by", "ann", "--note", "charge ch_1"];
     assert_eq!(resolve("order-1", &token, &found, 0).await, "sqlock: \"order-1\" is done\n");
     let shown = show("order-1").await;
     let resolution = &shown["resolutions"][0];
-    assert_eq!((&shown["state"], &shown["result_bytes"]), (&"done".into(), &r#""receipt""#.len().into()));
+    assert_eq!((&shown["state"], &shown["result_bytes"]), (&"done".into(), &receipt.len().into()));
     assert_eq!((&resolution["outcome"], &resolution["by"]), (&"done".into(), &"ann".into()));
     assert_eq!((&resolution["note"], resolution["token"].to_string()), (&"charge ch_1".into(), token.clone()));
     let text = app.idem(&[&["show", "order-1"][..], &of].concat()).await.expect(0).stdout;
@@ -327,10 +329,19 @@ async fn resolve_ends_unknown_outcome_and_show_names_operator() {
     // An attempt in progress cannot be resolved.
     let attempt = app.attempt(&alice("order-3")).await;
     let token = attempt.token().to_string();
-    assert!(resolve("order-3", &token, &["--done"], 79).await.contains("its attempt is in progress"));
-    assert!(resolve("order-4", "17", &["--done"], 79).await.contains("it has no record"));
-    for wrong in [&[][..], &["--done", "--failed"], &["--done", "--result", "{"], &["--failed", "--result", "1"]] {
-        resolve("order-3", &token, wrong, 64).await;
+    assert!(resolve("order-3", &token, &["--done", "--result", "1"], 79).await.contains("its attempt is in progress"));
+    assert!(resolve("order-4", "17", &["--done", "--result", "1"], 79).await.contains("it has no record"));
+    // The last text cannot be read as a string.
+    for wrong in [
+        "",
+        "--done",
+        "--done --failed --result 1",
+        "--failed --result 1",
+        "--done --result {",
+        "--done --result \"\\ud800\"",
+    ] {
+        let wrong: Vec<&str> = wrong.split_whitespace().collect();
+        resolve("order-3", &token, &wrong, 64).await;
     }
     assert_eq!(app.state(&alice("order-3")).await, Some("started"));
 }
@@ -370,7 +381,7 @@ async fn idem_makes_neither_tables_nor_files() {
             (&["ls"][..], 0),
             (&["show", key[0], key[1]], 0),
             (&["release", key[0], key[1], "--token", "1"], 79),
-            (&["resolve", key[0], key[1], "--token", "1", "--done"], 79),
+            (&["resolve", key[0], key[1], "--token", "1", "--done", "--result", "1"], 79),
             (&["purge"], 0),
         ] {
             run(&db, &[&["idem"], arguments].concat()).await.expect(code);

@@ -4,6 +4,7 @@
 mod describe;
 
 use clap::Args;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sqlock::FencingToken;
 use sqlock::idempotency::{Idempotency, IdempotencyKey, RecordInfo, RecordState, Resolution};
@@ -98,12 +99,12 @@ struct ResolveArgs {
     /// The token of the latest attempt, as printed by ls and show.
     #[arg(short, long, value_name = "N", value_parser = parse_token)]
     token: FencingToken,
-    /// The result that later requests with the key receive.
+    /// The result that later requests with the key receive. It cannot be changed afterwards.
     ///
     /// For a request over HTTP, the stored response: {"status": 201, "headers": [["location",
     /// "/charges/1"]], "body": {"text": "charged"}}, or null for a response without content.
-    #[arg(long, value_name = "JSON", default_value = "null", conflicts_with = "failed", value_parser = parse_json)]
-    result: Value,
+    #[arg(long, value_name = "JSON", conflicts_with = "failed", value_parser = parse_json)]
+    result: Option<Box<RawValue>>,
     /// The operator who found out the outcome. By default USER@HOST.
     #[arg(long, value_name = "WHO")]
     by: Option<String>,
@@ -115,16 +116,18 @@ struct ResolveArgs {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct OutcomeArgs {
-    /// The request took effect: the key replays the result.
-    #[arg(long)]
+    /// The request took effect: the key replays the --result.
+    #[arg(long, requires = "result")]
     done: bool,
     /// The request took no effect: the key is new again.
     #[arg(long)]
     failed: bool,
 }
 
-fn parse_json(text: &str) -> Result<Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
+/// Checks the text, and keeps it as it is: a [`Value`] rounds long numbers.
+fn parse_json(text: &str) -> Result<Box<RawValue>, String> {
+    let parsed = serde_json::from_str::<Value>(text).and_then(|_| serde_json::from_str(text));
+    parsed.map_err(|error| format!("not JSON: {error}"))
 }
 
 /// Make a key new again, for a request that has certainly taken no effect.
@@ -292,7 +295,7 @@ async fn show(db: &Database, args: ShowArgs) -> Result<(), Failure> {
 async fn resolve(db: &Database, args: ResolveArgs) -> Result<(), Failure> {
     let ResolveArgs { key: key_args, outcome, token, result, by, note } = args;
     let (idempotency, key) = (key_args.idempotency(db), key_args.key());
-    let resolution = if outcome.done { Resolution::done(&result)? } else { Resolution::failed() };
+    let resolution = result.as_ref().map_or_else(|| Ok(Resolution::failed()), Resolution::done)?;
     let resolution = resolution.by(by.unwrap_or_else(operator)).note(note);
     if !db.read(async || idempotency.resolve(&key, token, resolution.clone()).await).await? {
         let now = db.read(async || idempotency.inspect(&key).await).await?;

@@ -71,6 +71,14 @@ pub fn format_resolution(resolution: &ResolutionInfo) -> String {
     format!("resolved     {outcome} by {}, {}{token}{note}\n", escape_line(by), format_time(*at))
 }
 
+fn format_token(record: &RecordInfo) -> String {
+    match record.token {
+        Some(token) => token.to_string(),
+        None if record.state == RecordState::Issued => "none".into(),
+        None => "none: in one transaction".into(),
+    }
+}
+
 /// Formats what is stored by its length alone.
 fn format_bytes(bytes: Option<usize>) -> String {
     bytes.map_or_else(|| "none".into(), |bytes| format!("{bytes} bytes"))
@@ -92,7 +100,7 @@ pub fn format_record(record: &RecordInfo, held: Option<&LeaseInfo>) -> String {
         ("key", escape_line(&record.key)),
         ("state", state),
         ("attempts", record.attempts.to_string()),
-        ("token", record.token.map_or_else(|| "none: in one transaction".into(), |token| token.to_string())),
+        ("token", format_token(record)),
         ("request", format_bytes(record.request_bytes)),
         ("result", format_bytes(record.result_bytes)),
         ("steps done", escape_line(&record.steps.join(", "))),
