@@ -241,6 +241,9 @@ impl LeaseArgs {
     }
 }
 
+/// How long a process that is about to end tries to free a name.
+pub const FREE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Ends a lease under which no command has run. Unlike a release or a drop, this frees the name at
 /// once, also with --hold-at-least. A lease that enters the lease of an enclosing run has the same
 /// token, and is left to its drop.

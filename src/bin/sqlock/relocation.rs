@@ -2,9 +2,9 @@
 
 use sqlock::Lease;
 use sqlock::lease::LeaseOptions;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use crate::acquisition::{LeaseArgs, OutageLimit, free_unused};
+use crate::acquisition::{FREE_TIMEOUT, LeaseArgs, OutageLimit, free_unused};
 use crate::database::Database;
 use crate::exit::{self, Failure};
 use crate::global::Global;
@@ -30,9 +30,15 @@ pub async fn acquire(
         };
         let acquired = args.acquire(db, request.options(options.clone()), signals, outages, start).await?;
         let Some(lease) = acquired else { return Ok(None) };
-        match signals.unless_terminated(open_next(global, db, &lease)).await?? {
-            None => return Ok(Some(lease)),
-            Some(next) => *db = next,
+        match signals.unless_terminated(open_next(global, db, &lease)).await {
+            Ok(next) => match next? {
+                None => return Ok(Some(lease)),
+                Some(next) => *db = next,
+            },
+            Err(interrupted) => {
+                let _ = timeout(FREE_TIMEOUT, free_unused(db, &lease)).await;
+                return Err(interrupted);
+            }
         }
         exit::set_location(&db.location);
     }

@@ -13,7 +13,7 @@ use tokio::process::Command;
 use super::quorum::{LeaseFile, fresh_for_the_command};
 use crate::DATABASE;
 use crate::support::command::{Ended, Running, bare, end, program, run};
-use crate::support::{Database, Fresh, LONG, empty, fresh, until_waiters};
+use crate::support::{Database, Fresh, LONG, empty, fresh, soon, until_waiters};
 
 /// Runs the command as a user types it, without a choice of the file.
 async fn command(db: &Fresh, arguments: &[&str]) -> Ended {
@@ -185,6 +185,34 @@ async fn waiter_with_unreadable_file_keeps_no_hold_time() {
     } else {
         command(&db, &["release", "job", "--token", &token]).await.expect(0);
         assert_eq!(waiter.end().await.expect(0).stdout, "it ran\n");
+    }
+}
+
+/// No command has run under the lease.
+#[tokio::test]
+async fn interrupted_look_for_tables_keeps_no_hold_time() {
+    let db = empty().await;
+    acquire(&db, "job").await;
+    let waiter = start(&db, &["run", "--hold-at-least", "10m", "job", "--", "sleep", "600"]);
+    let locks = db.of_the_command().locks().await;
+    until_waiters(&locks, "job", 1).await;
+    let writer = db.pool_of(1).await;
+    if DATABASE == Database::Sqlite {
+        let lock = "PRAGMA journal_mode = WAL; PRAGMA locking_mode = EXCLUSIVE; CREATE TABLE t (x INTEGER)";
+        sqlx::raw_sql(lock).execute(&writer).await.expect("a writer");
+    }
+    let first = locks.inspect("job").await.expect("inspect").expect("held").token;
+    assert!(locks.evict("job", first).await.expect("evict"));
+    let granted = async {
+        while locks.inspect("job").await.expect("inspect").is_none_or(|held| held.owner.is_none()) {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    soon("the grant", granted).await;
+    waiter.signal(Signal::INT);
+    waiter.end().await.expect(130);
+    if DATABASE == Database::Sqlite {
+        assert_eq!(locks.inspect("job").await.expect("inspect"), None);
     }
 }
 

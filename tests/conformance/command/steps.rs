@@ -4,11 +4,15 @@ use std::fs::File;
 use std::time::Duration;
 
 use chrono::DateTime;
+use rustix::process::Signal;
 use serde_json::Value;
 use sqlock::FencingToken;
 
+use super::super::network::behind_a_reading_proxy;
+use crate::DATABASE;
 use crate::support::command::{Ended, Running, beside, end, held, program, run, sqlock};
-use crate::support::{Fresh, empty, soon};
+use crate::support::command_fixture::poll_until;
+use crate::support::{Database, Fresh, empty, soon};
 
 /// Parses the output: one line, one object.
 fn object(ended: &Ended) -> Value {
@@ -52,6 +56,26 @@ async fn acquire_prints_the_lease_and_leaves_it_held() {
     assert!(info.remaining > Duration::from_secs(500));
     assert!(locks.lease("job").try_acquire().await.expect("try").is_none());
     run(&db, &["run", "-n", "job", "--", "true"]).await.expect(75);
+}
+
+#[tokio::test]
+async fn interrupted_acquire_leaves_nothing_held() {
+    if DATABASE == Database::Sqlite {
+        return; // There is no network between.
+    }
+    let db = empty().await;
+    run(&db, &["migrate"]).await.expect(0);
+    let (proxy, url) = behind_a_reading_proxy(&db.url);
+    // The query for the lease that was granted.
+    let query = proxy.hold_request_with("UNION ALL\nSELECT h.");
+    let mut command = sqlock(&db, &["acquire", "--ttl", "10m", "job"]);
+    command.env("DATABASE_URL", &url);
+    let acquiring = Running::start(command);
+    poll_until("the query", || query.is_held()).await;
+    acquiring.signal(Signal::TERM);
+    let (ended, ()) = tokio::join!(acquiring.end(), query.deliver());
+    assert_eq!(ended.expect(143).stdout, "");
+    run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
 }
 
 #[tokio::test]

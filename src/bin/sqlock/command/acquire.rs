@@ -1,13 +1,11 @@
 //! `sqlock acquire`: takes a lease and leaves it held, for the steps of a script.
 
-use std::time::Duration;
-
 use clap::Args;
 use sqlock::Lease;
 use sqlock::quorum::QuorumLease;
 use tokio::time::timeout;
 
-use crate::acquisition::{LeaseArgs, OutageLimit};
+use crate::acquisition::{FREE_TIMEOUT, LeaseArgs, OutageLimit, free_unused};
 use crate::database::Database;
 use crate::describe;
 use crate::exit::{self, Failure, Outcome};
@@ -44,7 +42,7 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     let options = args.lease.options().renew(false);
     let acquired = relocation::acquire(global, &mut db, &args.lease, options, &mut signals, OutageLimit::Ttl).await;
     let outcome = match acquired {
-        Ok(Some(lease)) => print_and_keep(&db, lease).await,
+        Ok(Some(lease)) => print_and_keep(&db, lease, &mut signals).await,
         Ok(None) => Ok(args.lease.exit_code_on_conflict()),
         Err(failure) => Err(failure),
     };
@@ -52,9 +50,26 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     outcome
 }
 
-/// Prints the lease and leaves it held.
-async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
-    let printed = match db.locks.holders(lease.name().as_str()).await {
+/// Prints the lease and leaves it held, unless a signal comes before.
+async fn print_and_keep(db: &Database, lease: Lease, signals: &mut Signals) -> Outcome {
+    match signals.unless_terminated(print_lease(db, &lease)).await.and_then(|printed| printed) {
+        // The script owns the lease now.
+        Ok(()) => lease.export().map(|_| 0).map_err(Failure::from),
+        // The token was not printed, so the script could not release the lease.
+        Err(failure) => {
+            if !matches!(timeout(FREE_TIMEOUT, free_unused(db, &lease)).await, Ok(Ok(()))) {
+                let name = quote(lease.name().as_str());
+                stderr::print_warning(&format!(
+                    "{name} could not be released: it stays taken until its TTL has passed"
+                ));
+            }
+            Err(failure)
+        }
+    }
+}
+
+async fn print_lease(db: &Database, lease: &Lease) -> Result<(), Failure> {
+    match db.locks.holders(lease.name().as_str()).await {
         Ok(holders) => match holders.iter().find(|held| held.token == lease.token()) {
             Some(held) => stdout::print_json(&describe::grant_to_json(held)),
             None => Err(Failure::new(
@@ -69,20 +84,6 @@ async fn print_and_keep(db: &Database, lease: Lease) -> Outcome {
             stdout::print_json(&describe::estimated_grant_to_json(name, lease.token(), owner, &expires_at))
         }
         Err(error) => Err(error.into()),
-    };
-    match printed {
-        // The script owns the lease now.
-        Ok(()) => lease.export().map(|_| 0).map_err(Failure::from),
-        // The token was not printed, so the script could not release the lease.
-        Err(failure) => {
-            let name = quote(lease.name().as_str());
-            if lease.release().await.is_err_and(|error| !error.is_lost()) {
-                stderr::print_warning(&format!(
-                    "{name} could not be released: it stays taken until its TTL has passed"
-                ));
-            }
-            Err(failure)
-        }
     }
 }
 
@@ -94,7 +95,7 @@ async fn acquire_majority(global: &Global, args: &LeaseArgs) -> Outcome {
         signal = signals.next_termination() => Err(Failure::interrupted(signal)),
     };
     let outcome = match outcome {
-        Ok(Some(lease)) => leave_held(&majority, lease).await,
+        Ok(Some(lease)) => leave_held(&majority, lease, &mut signals).await,
         Ok(None) => Ok(args.exit_code_on_conflict()),
         Err(failure) => Err(failure),
     };
@@ -102,16 +103,23 @@ async fn acquire_majority(global: &Global, args: &LeaseArgs) -> Outcome {
     outcome
 }
 
-/// Prints the lease on a majority and leaves it held.
-async fn leave_held(majority: &Majority, lease: QuorumLease) -> Outcome {
-    let (name, owner) = (lease.name().clone(), lease.owner());
-    let detached = lease.detach().await?;
-    let (token, expires_at) = (detached.token, describe::format_expiry(detached.remaining));
-    let printed =
-        stdout::print_json(&describe::estimated_grant_to_json(name.as_str(), token, Some(owner), &expires_at));
+/// Prints the lease on a majority and leaves it held, unless a signal comes before.
+async fn leave_held(majority: &Majority, lease: QuorumLease, signals: &mut Signals) -> Outcome {
+    let (name, owner, token) = (lease.name().clone(), lease.owner(), lease.token());
+    // The script cannot release a lease whose token was not printed.
+    let free = async |token| timeout(FREE_TIMEOUT, majority.quorum.evict(name.as_str(), token)).await;
+    let detached = match signals.unless_terminated(lease.detach()).await {
+        Ok(detached) => detached?,
+        Err(interrupted) => {
+            let _ = free(token).await;
+            return Err(interrupted);
+        }
+    };
+    let expires_at = describe::format_expiry(detached.remaining);
+    let grant = describe::estimated_grant_to_json(name.as_str(), detached.token, Some(owner), &expires_at);
+    let printed = stdout::print_json(&grant);
     if printed.is_err() {
-        // The token was not printed, so the script could not release the lease.
-        let _ = timeout(Duration::from_secs(2), majority.quorum.evict(name.as_str(), token)).await;
+        let _ = free(detached.token).await;
     }
     printed.map(|()| 0)
 }

@@ -281,6 +281,17 @@ async fn candidate_reports_end_of_command_beside_earlier_orphans() {
 }
 
 #[tokio::test]
+async fn signal_to_end_reaches_a_stopped_command() {
+    let fixture = CommandFixture::new().await;
+    let holder = fixture.start(&["a"], OBEDIENT).up().await;
+    let command = holder.command().await;
+    kill(command, Signal::SIGSTOP).expect("the command can be stopped");
+    poll_until("the command stops", || state(command) == Some('T')).await;
+    holder.signal(Signal::SIGTERM);
+    holder.end().await.expect(143);
+}
+
+#[tokio::test]
 async fn stopped_command_continues_when_sqlock_gets_sigcont() {
     let fixture = CommandFixture::new().await;
     let holder = fixture.start(&["a"], OBEDIENT).up().await;

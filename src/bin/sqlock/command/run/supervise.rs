@@ -223,6 +223,8 @@ struct Progress {
     is_requested: bool,
     /// Whether the warning before the end of the lease was printed.
     is_warned: bool,
+    /// Whether `--max-hold` was about to end when the command had to be told to end.
+    is_at_max_hold: Option<bool>,
     /// Whether the time to kill the command has passed.
     is_overdue: bool,
 }
@@ -358,6 +360,9 @@ impl Supervisor<'_> {
             self.child.kill();
             progress.is_overdue = true;
         }
+        if schedule.is_signal_due() {
+            progress.is_at_max_hold.get_or_insert_with(|| self.is_near_max_hold());
+        }
         if schedule.is_signal_due() && lease.is_held() && !progress.is_warned {
             progress.is_warned = true;
             self.warn_before_signal(lease);
@@ -367,7 +372,7 @@ impl Supervisor<'_> {
     /// Stops the watchdog and makes the result.
     fn complete(self, code: u8, lease: &HeldLease, progress: Progress) -> Result<Completion, Failure> {
         self.terminal.reclaim(self.child.group());
-        let at_max_hold = self.is_near_max_hold();
+        let at_max_hold = progress.is_at_max_hold.unwrap_or_else(|| self.is_near_max_hold());
         let intervention = self.watchdog.stop().or(progress.is_overdue.then_some(Intervention::Killed));
         let reason = match (progress.lost, intervention) {
             (None, None) => None,
@@ -449,6 +454,10 @@ impl Supervisor<'_> {
             ended.kill_at.get_or_insert(Instant::now() + self.terms.kill_after);
         }
         self.forward(signal, lease);
+        if self.child.is_stopped() {
+            // Otherwise the signal would wait with it.
+            self.forward(Signal::SIGCONT, lease);
+        }
     }
 
     /// Sends a signal to the command. A terminal signals the foreground group only, either sqlock's

@@ -103,13 +103,17 @@ impl Overview {
         match (self.state(), self.holders.first()) {
             (State::Held, Some(holder)) => {
                 let held = holder.decisive(self.needed);
-                let owner = held.owner.map(|owner| format!(", owner {owner}")).unwrap_or_default();
-                format!(
-                    "{name} is held by a majority, {} of {count} databases, with token {} by {}{owner}",
-                    holder.votes(),
-                    holder.token(self.needed),
-                    escape_line(&held.holder)
-                )
+                let (votes, by) = (holder.votes(), escape_line(&held.holder));
+                match held.owner {
+                    Some(owner) => format!(
+                        "{name} is held by a majority, {votes} of {count} databases, with token {} by {by}, owner {owner}",
+                        holder.token(self.needed)
+                    ),
+                    None => format!(
+                        "{name} was released by {by}; it stays taken on {votes} of {count} databases for another {}",
+                        duration::format(held.remaining)
+                    ),
+                }
             }
             (State::Unknown, Some(_)) => {
                 format!("{name} may be held by a majority: {}, and {} did not answer", shares(), self.silent())
