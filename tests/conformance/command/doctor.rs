@@ -284,7 +284,10 @@ async fn trigger_or_rule_on_the_tables_is_named() {
         Database::MySql | Database::MariaDb => {
             format!("CREATE TRIGGER {name} {time} INSERT ON sqlock_lease FOR EACH ROW SET @seen = 1")
         }
-        Database::Sqlite => format!("CREATE TRIGGER {name} {time} INSERT ON sqlock_lease BEGIN SELECT 1; END"),
+        // The body does not matter.
+        Database::Sqlite => {
+            format!("CREATE TRIGGER {name}\n{time} INSERT ON sqlock_lease BEGIN SELECT 1 -- after release\n; END")
+        }
     };
     if DATABASE == Database::Postgres {
         let function = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'";

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::quorum::{LeaseFile, Three, fresh_for_the_command, json, make_old};
 use crate::DATABASE;
+use crate::conformance::schema::Restricted;
 use crate::support::command::{ClosedPort, Ended, bare, beside, end, path, run};
 use crate::support::{Database, LONG, empty};
 
@@ -135,6 +136,23 @@ async fn doctor_names_older_tables_than_the_others() {
     reports.assert(3, "versions", "warn", &["database 2 of 3", "older"]).assert(1, "tables", "warn", &["not applied"]);
 }
 
+/// The library reads the age of the tables there before it counts a vote.
+#[tokio::test]
+async fn doctor_counts_no_vote_without_the_record_of_migrations() {
+    if DATABASE == Database::Sqlite {
+        return; // SQLite has no users.
+    }
+    let user = Restricted::on(fresh_for_the_command().await).await;
+    for table in ["client", "lease", "entry", "note", "row", "idem", "idem_step", "idem_resolution"] {
+        user.grant_on("SELECT, INSERT, UPDATE, DELETE", &format!("sqlock_{table}")).await;
+    }
+    let (two, three) = (LeaseFile::with_tables().await, LeaseFile::with_tables().await);
+    let reports = Reports::of(&[&user.url, &two.url, &three.url], 1).await;
+    reports.assert(0, "rights", "fail", &["no SELECT on _sqlock_migrations"]);
+    reports.assert(3, "majority", "warn", &["2 can vote"]);
+    user.drop().await;
+}
+
 // ---- show
 
 fn first_line(ended: &Ended) -> &str {
@@ -166,6 +184,16 @@ async fn show_quorum_names_token_and_owner_of_majority() {
     assert_eq!((&shown["majority"]["token"], &shown["majority"]["owner"]), (&acquired["token"], &acquired["owner"]));
     assert_eq!(shown["databases"][0]["holders"][0]["token"], acquired["token"]);
     assert_eq!(shown["databases"][1]["holders"], Value::Null);
+}
+
+#[tokio::test]
+async fn show_quorum_tells_that_the_holder_has_released() {
+    let three = Three::with_one_down().await;
+    three.run(&["run", "--quorum", "--hold-at-least", "10m", "job", "--", "true"]).await.expect(0);
+    let ended = three.run(&["show", "--quorum", "job"]).await.expect(0);
+    let line = first_line(&ended);
+    assert!(line.starts_with("\"job\" was released by "), "{line}");
+    assert!(line.contains("it stays taken on 2 of 3 databases for another "), "{line}");
 }
 
 #[tokio::test]

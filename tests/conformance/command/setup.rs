@@ -61,6 +61,13 @@ async fn dotenv_of_the_current_directory_names_the_database() {
 }
 
 #[tokio::test]
+async fn doctor_passes_where_the_embedded_database_was_never_used() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    end(started_in(directory.path(), &["doctor"])).await.expect(0);
+    assert!(!directory.path().join("state").exists());
+}
+
+#[tokio::test]
 async fn dotenv_error_names_file_and_line() {
     let db = empty().await;
     let directory = directory(&format!("# secrets\nOTHER=1\ns3cret is no assignment\nDATABASE_URL={}\n", db.url));

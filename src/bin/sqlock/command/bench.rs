@@ -72,9 +72,13 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
     };
     let _ = timeout(Duration::from_secs(5), db.locks.shutdown()).await;
     let deleted = timeout(DELETION_TIMEOUT, db.pool.delete_names(&bench.prefix)).await;
+    let deleted = deleted.map_err(|late| late.to_string()).and_then(|done| done.map_err(|error| error.to_string()));
+    let deleted = deleted.map_err(|reason| format!("cannot delete the names of the bench: {reason}"));
+    if let (Err(_), Err(reason)) = (&measured, &deleted) {
+        stderr::print_warning(reason);
+    }
     let lines = measured?;
-    let failed = |reason: String| Failure::configuration(format!("cannot delete the names of the bench: {reason}"));
-    deleted.map_err(|late| failed(late.to_string()))?.map_err(|error| failed(error.to_string()))?;
+    deleted.map_err(Failure::configuration)?;
     if args.json {
         stdout::print_json_pretty(&Value::from_iter(lines.iter().map(Measurement::json)))?;
     } else {
@@ -263,8 +267,11 @@ impl Pool {
             }
             #[cfg(feature = "mysql")]
             Self::MySql(pool) => {
-                let pattern = pattern.as_bytes();
-                sqlx::query("DELETE FROM sqlock_lease WHERE name LIKE ?").bind(pattern).execute(pool).await?;
+                // The server's default may be to commit nothing by itself.
+                let mut tx = pool.begin().await?;
+                let delete = sqlx::query("DELETE FROM sqlock_lease WHERE name LIKE ?").bind(pattern.as_bytes());
+                delete.execute(&mut *tx).await?;
+                tx.commit().await?;
             }
             #[cfg(feature = "sqlite")]
             Self::Sqlite(pool) => {

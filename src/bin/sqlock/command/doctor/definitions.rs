@@ -6,6 +6,8 @@ use sqlx::SqlStr;
 use sqlx::migrate::{Migration, MigrationType};
 
 use super::report::{Check, Status};
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::table::HISTORY;
 use super::table::{Catalog, Table, parse_bool};
 use crate::migrations;
 use crate::url::Kind;
@@ -19,6 +21,18 @@ pub enum MissingTables {
     Forbidden,
     /// A quorum does not create them, because the database may have lost its data.
     NoVote,
+}
+
+/// Adds that this user may not read the record of the migrations.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub fn report_unreadable_history(check: Check, missing_tables: MissingTables) -> Check {
+    let found = format!("no SELECT on {HISTORY}");
+    let advice =
+        format!("GRANT SELECT ON {HISTORY} to this user: the votes of a quorum and \"sqlock migrate\" read it.");
+    match missing_tables {
+        MissingTables::NoVote => check.fail(found, advice),
+        MissingTables::Created | MissingTables::Forbidden => check.warn(found, advice),
+    }
 }
 
 /// Checks that the tables exist, and that the migrations are applied.

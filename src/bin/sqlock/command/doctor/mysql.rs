@@ -71,7 +71,8 @@ SELECT member_id, member_state, member_role FROM performance_schema.replication_
 // https://dev.mysql.com/doc/refman/8.4/en/server-options.html#option_mysqld_sysdate-is-now
 pub(super) const TICKS: &str = "SELECT SYSDATE(6) AS before_it, SLEEP(0.005), SYSDATE(6) AS after_it";
 
-pub(super) const ID: &str = "SELECT CONNECTION_ID()";
+// ProxySQL answers the bare function itself, always alike for one client.
+pub(super) const ID: &str = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
 
 }
 
@@ -157,12 +158,17 @@ async fn run_checks(
     match read_catalog(conn, &expected, &table_rows, options.get_database()).await {
         Ok(found) => {
             report.record = found.record(Kind::Mysql);
-            report.add("tables", Ok(definitions::check_presence(Kind::Mysql, &expected, &found, missing_tables)))?;
+            let mut presence = definitions::check_presence(Kind::Mysql, &expected, &found, missing_tables);
+            if options.get_database().is_none() {
+                presence =
+                    presence.fail("nor can there be any", "Name the database in the URL: mysql://HOST/DATABASE.");
+            }
+            report.add("tables", Ok(presence))?;
             let check = check_table_kinds(&table_rows, Check::new("definitions"));
             let check = check_hooks(check, &query_hooks(conn, &expected).await?);
             report
                 .add("definitions", Ok(definitions::check_definitions(Kind::Mysql, &expected, &found.tables, check)))?;
-            report.add("rights", check_rights(conn, &found.tables, missing).await)?;
+            report.add("rights", check_rights(conn, &found.tables, missing, missing_tables).await)?;
         }
         Err(error) => report.add("tables", Err(error))?,
     }
@@ -210,10 +216,10 @@ fn check_durability(variables: &Variables) -> Check {
         );
         check = check.warn(format!("innodb_flush_log_at_trx_commit is {flush}"), advice);
     }
-    if matches!(variables.text("innodb_doublewrite"), "OFF" | "0") {
+    if matches!(variables.text("innodb_doublewrite"), "OFF" | "0" | "DETECT_ONLY") {
         let advice = "Set innodb_doublewrite to ON, unless the storage writes whole pages atomically: a crash of the host can tear \
                       pages.";
-        check = check.warn("innodb_doublewrite is off", advice);
+        check = check.warn(format!("innodb_doublewrite is {}", variables.text("innodb_doublewrite")), advice);
     }
     if variables.is_on("log_bin") && variables.text("sync_binlog") != "1" {
         let advice = "Set sync_binlog to 1: after a crash of the host, replicas and this server may not agree on the last grants.";

@@ -140,7 +140,7 @@ async fn run_checks(
         }
         Err(error) => report.add("tables", Err(error))?,
     }
-    report.add("rights", Ok(check_rights(&table_rows, missing, &place)))?;
+    report.add("rights", Ok(check_rights(&table_rows, missing, missing_tables, &place)))?;
     report.add("settings", Ok(check_settings(&settings)))
 }
 

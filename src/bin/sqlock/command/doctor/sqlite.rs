@@ -43,10 +43,12 @@ pub(super) const TABLES: &str = "SELECT name FROM sqlite_schema WHERE type = 'ta
 
 pub(super) const VIEW: &str = "SELECT name FROM sqlite_schema WHERE type = 'view' AND name = 'sqlock_holders'";
 
-// A trigger without a time runs before.
+// The time of a trigger stands before its event. Without one, it runs before.
 pub(super) const HOOKS: &str = "
-SELECT tbl_name, iif(upper(sql) LIKE '% AFTER %', 'after', 'before'), name FROM sqlite_schema
- WHERE type = 'trigger' AND tbl_name LIKE '%sqlock%'
+SELECT tbl_name, iif(substr(text, 1, instr(text, ' ON ')) LIKE '% AFTER %', 'after', 'before'), name
+  FROM (SELECT tbl_name, name, replace(replace(replace(upper(sql), char(9), ' '), char(10), ' '), char(13), ' ') AS text
+          FROM sqlite_schema
+         WHERE type = 'trigger' AND (tbl_name GLOB 'sqlock_*' OR tbl_name = '_sqlock_migrations'))
  ORDER BY 1, 3";
 
 // The number of leases ahead of the clock by more than the time of a statement, by how many
@@ -141,7 +143,11 @@ fn report_missing_file(file: &Path, missing_tables: MissingTables, report: &mut 
         }
         MissingTables::NoVote => check.fail(found, "Run \"sqlock migrate\" with its URL: a new file does not vote."),
     });
-    report.checks.push(check_directory(file, Check::new("rights")).or_ok("the directory can be written"));
+    let is_default = sqlite_file::default_path().is_ok_and(|path| path == file);
+    // The first use creates the directories of the embedded database.
+    let place = if is_default { file.ancestors().find(|path| path.parent().is_some_and(Path::exists)) } else { None };
+    let rights = check_directory(place.unwrap_or(file), Check::new("rights"));
+    report.checks.push(rights.or_ok("the directory can be written"));
 }
 
 async fn examine_file(file: &Path, owner: FileOwner, report: &mut Report) {

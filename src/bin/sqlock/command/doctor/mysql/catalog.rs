@@ -1,8 +1,10 @@
 //! The tables in a database of MySQL or MariaDB, and the rights of this user on them.
 
+use sqlx::error::DatabaseError;
+use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Error, MySql, MySqlConnection};
 
-use crate::command::doctor::definitions::report_denied;
+use crate::command::doctor::definitions::{MissingTables, report_denied, report_unreadable_history};
 use crate::command::doctor::probe::{Rows, first_cell, query};
 use crate::command::doctor::report::Check;
 use crate::command::doctor::table::{self, Catalog, HISTORY, Table};
@@ -45,6 +47,8 @@ SELECT EVENT_OBJECT_TABLE,
  ORDER BY 1, 3";
 
 // The record has whole seconds, rounded down.
+pub(super) const READ_HISTORY: &str = "SELECT version FROM _sqlock_migrations LIMIT 1";
+
 pub(super) const HISTORY: &str = "
 SELECT version, success, HEX(checksum), TIMESTAMPDIFF(MICROSECOND, installed_on, SYSDATE(6)) / 1000000 - 1
   FROM _sqlock_migrations
@@ -128,8 +132,26 @@ pub fn check_table_kinds(table_rows: &Rows, mut check: Check) -> Check {
     check
 }
 
-pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: bool) -> Result<Check, Error> {
+/// Returns whether the server has denied a right: to the database, the table, the column or the
+/// server.
+fn is_denied(error: &dyn DatabaseError) -> bool {
+    let error = error.try_downcast_ref::<MySqlDatabaseError>();
+    error.is_some_and(|error| matches!(error.number(), 1044 | 1142 | 1143 | 1227))
+}
+
+pub async fn check_rights(
+    conn: &mut MySqlConnection,
+    found: &[Table],
+    missing: bool,
+    missing_tables: MissingTables,
+) -> Result<Check, Error> {
     let mut check = Check::new("rights");
+    // Without any right to it, the catalogue does not show it.
+    if let Err(Error::Database(error)) = query::<MySql>(conn, sql::READ_HISTORY).await
+        && is_denied(&*error)
+    {
+        check = report_unreadable_history(check, missing_tables);
+    }
     for table in found {
         let Some(column) = table.columns.first() else { continue };
         let mut denied = Vec::new();
@@ -137,21 +159,14 @@ pub async fn check_rights(conn: &mut MySqlConnection, found: &[Table], missing: 
             let sql = sql.replace("{table}", &table.name).replace("{column}", &column.name);
             match query::<MySql>(conn, AssertSqlSafe(sql)).await {
                 Ok(_) => {}
-                Err(Error::Database(error)) if error.message().contains("denied") => denied.push(right),
+                Err(Error::Database(error)) if is_denied(&*error) => denied.push(right),
                 Err(Error::Database(error)) => {
                     check = check.unknown(format!("{right} on {}: {}", table.name, error.message()), "");
                 }
                 Err(error) => return Err(error),
             }
         }
-        if table.name == HISTORY {
-            if denied.contains(&"SELECT") {
-                let advice = format!(
-                    "GRANT SELECT ON {HISTORY} to this user: the votes of a quorum and \"sqlock migrate\" read it."
-                );
-                check = check.warn(format!("no SELECT on {HISTORY}"), advice);
-            }
-        } else {
+        if table.name != HISTORY {
             check = report_denied(check, &table.name, &denied);
         }
     }

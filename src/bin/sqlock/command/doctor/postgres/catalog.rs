@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Error, PgConnection, Postgres};
 
-use crate::command::doctor::definitions::report_denied;
+use crate::command::doctor::definitions::{MissingTables, report_denied, report_unreadable_history};
 use crate::command::doctor::probe::{Rows, first_cell, query};
 use crate::command::doctor::report::Check;
 use crate::command::doctor::table::{self, Catalog, HISTORY, Table, parse_bool};
@@ -30,7 +30,7 @@ SELECT c.relname, n.nspname, c.relkind, c.relpersistence,
 // Marks a collation that treats different texts as equal.
 pub(super) const COLUMNS: &str = concat!("
 SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod),
-       CASE WHEN o.collisdeterministic THEN '' ELSE '!' END || o.collname, a.attnotnull, a.atthasdef
+       CASE WHEN o.collisdeterministic THEN '' ELSE '!' END || o.collname, a.attnotnull, a.atthasdef OR a.attidentity <> ''
   FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
        LEFT JOIN pg_collation AS o ON o.oid = a.attcollation
  WHERE c.oid IN ", ours!());
@@ -46,17 +46,18 @@ SELECT c.relname, i.indisunique AND i.indimmediate, string_agg(a.attname, ',' OR
    AND i.indisvalid AND i.indisready AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
  GROUP BY i.indexrelid, 1, 2");
 
-// Rules, and triggers with their time: bit 1 of the type is BEFORE, bit 6 is INSTEAD OF.
+// Rules, and triggers with their time: bit 1 of the type is BEFORE, bit 6 is INSTEAD OF. Not those
+// that are disabled, or fire on replicas only.
 // https://www.postgresql.org/docs/current/catalog-pg-trigger.html
 pub(super) const HOOKS: &str = concat!("
 SELECT c.relname, CASE WHEN t.tgtype & 64 <> 0 THEN 'instead of' WHEN t.tgtype & 2 <> 0 THEN 'before' ELSE 'after' END,
        t.tgname
   FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
- WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND c.oid IN ", ours!(), "
+ WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND c.oid IN ", ours!(), "
  UNION ALL
 SELECT c.relname, 'rule', r.rulename
   FROM pg_rewrite AS r JOIN pg_class AS c ON c.oid = r.ev_class
- WHERE r.rulename <> '_RETURN' AND r.ev_enabled <> 'D' AND c.oid IN ", ours!(), "
+ WHERE r.rulename <> '_RETURN' AND r.ev_enabled IN ('O', 'A') AND c.oid IN ", ours!(), "
  ORDER BY 1, 3");
 
 pub(super) const VIEW: &str = "SELECT to_regclass('sqlock_holders') IS NOT NULL";
@@ -159,7 +160,7 @@ pub fn check_table_kinds(table_rows: &Rows, mut check: Check) -> Check {
 
 /// Checks the rights of this user, with has_table_privilege, which includes those of roles, owners
 /// and superusers.
-pub fn check_rights(table_rows: &Rows, missing: bool, place: &Rows) -> Check {
+pub fn check_rights(table_rows: &Rows, missing: bool, missing_tables: MissingTables, place: &Rows) -> Check {
     let mut check = Check::new("rights");
     for row in table_rows {
         let name = &row[0];
@@ -167,10 +168,7 @@ pub fn check_rights(table_rows: &Rows, missing: bool, place: &Rows) -> Check {
         let denied: Vec<&str> = rights.filter(|(_, granted)| !parse_bool(granted)).map(|(right, _)| *right).collect();
         if name == HISTORY {
             if denied.contains(&"SELECT") {
-                let advice = format!(
-                    "GRANT SELECT ON {name} to this user: the votes of a quorum and \"sqlock migrate\" read it."
-                );
-                check = check.warn(format!("no SELECT on {name}"), advice);
+                check = report_unreadable_history(check, missing_tables);
             }
             continue;
         }

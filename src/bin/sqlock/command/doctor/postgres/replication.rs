@@ -60,19 +60,20 @@ fn check_standbys(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> 
             format!("synchronous_standby_names is {wanted}; this user may not see which of {} standbys are", all.len());
         return check.unknown(found, "GRANT pg_read_all_stats to this user to check it.");
     }
-    let may_confirm_alone = |row: &&Vec<String>| match &*row[2] {
-        "quorum" => true,
-        "sync" => synchronous.is_empty(),
-        _ => false,
-    };
-    if logical.iter().any(may_confirm_alone) {
-        let found = format!("consumers of logical replication may confirm commits alone: {}", named(&logical));
+    let needed = count_needed(wanted);
+    let confirming: Vec<&Vec<String>> =
+        logical.into_iter().filter(|row| matches!(&*row[2], "sync" | "quorum")).collect();
+    if confirming.len() >= needed {
+        let found = format!("consumers of logical replication may confirm commits alone: {}", named(&confirming));
         let advice = "Name the standbys in synchronous_standby_names: a failover loses the grants that no standby has confirmed.";
         return check.warn(found, advice);
     }
     // sqlock raises "off" to "on" for each grant.
-    if synchronous.is_empty() && commit != "local" {
-        let found = format!("synchronous, and no standby of synchronous_standby_names ({wanted}) is connected");
+    if synchronous.len() + confirming.len() < needed && commit != "local" {
+        let found = match &*named(&synchronous) {
+            "" => format!("synchronous, and no standby of synchronous_standby_names ({wanted}) is connected"),
+            few => format!("synchronous, and of synchronous_standby_names ({wanted}) only {few} is connected"),
+        };
         let advice = "Every commit waits for a standby: start one, or change synchronous_standby_names.";
         return check.fail(found, advice);
     }
@@ -84,6 +85,14 @@ fn check_standbys(check: Check, standbys: &Rows, wanted: &str, commit: &str) -> 
         "remote_write" => check.ok(format!("synchronous: {}; written there, not flushed (remote_write)", named(&synchronous))),
         _ => check.ok(format!("synchronous: {}", named(&synchronous))),
     }
+}
+
+/// Returns how many standbys must confirm a commit: `FIRST 2 (a, b)`, `ANY 2 (a, b)`, `2 (a, b)`, or
+/// one in `a, b`.
+/// <https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONOUS-STANDBY-NAMES>
+fn count_needed(wanted: &str) -> usize {
+    let number = wanted.split_once('(').and_then(|(method, _)| method.split_whitespace().last()?.parse().ok());
+    number.unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -113,7 +122,13 @@ mod tests {
         let quorum = [["sub", "logical", "quorum"], ["b", "streaming", "quorum"]];
         assert_eq!(check(&quorum, "ANY 1 (*)", "on").0, Status::Warn);
         assert_eq!(check(&quorum[1..], "ANY 1 (*)", "on"), (Status::Ok, "synchronous: b".into()));
+        assert_eq!(
+            check(&[["sub", "logical", "quorum"], ["b", "streaming", "quorum"]], "ANY 2 (*)", "on").0,
+            Status::Ok
+        );
         // Every grant waits.
+        assert_eq!(check(&[sync], "FIRST 2 (b, c)", "on").0, Status::Fail);
+        assert_eq!(check(&[["b", "streaming", "quorum"]], "any 2 (b, c)", "on").0, Status::Fail);
         assert_eq!(check(&[], "b", "on").0, Status::Fail);
         assert_eq!(check(&[], "b", "off").0, Status::Fail);
         assert_eq!(check(&[sync], "b", "off").0, Status::Ok);
