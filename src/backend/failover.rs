@@ -49,8 +49,10 @@ impl Failover {
         for i in (first..count).chain(0..first) {
             let server = &*self.servers[i];
             let address = server.address();
-            self.first.store((i + 1) % count, Ordering::Relaxed);
-            match timeout(within, connect(server)).await {
+            let mut abandoned = NextIfAbandoned { first: &self.first, next: Some((i + 1) % count) };
+            let connected = timeout(within, connect(server)).await;
+            abandoned.next = None;
+            match connected {
                 Ok(Ok(store)) => {
                     self.first.store(i, Ordering::Relaxed);
                     if self.chosen.swap(i, Ordering::Relaxed) != i {
@@ -79,6 +81,21 @@ impl Failover {
         // An error on closing does not matter: the server has accepted the connection.
         let _ = timeout(RESERVE, store.close()).await;
         Ok(self.chosen())
+    }
+}
+
+/// Stores which server is tried first after a future was dropped during an attempt.
+struct NextIfAbandoned<'a> {
+    first: &'a AtomicUsize,
+    /// `None` after an answer.
+    next: Option<usize>,
+}
+
+impl Drop for NextIfAbandoned<'_> {
+    fn drop(&mut self) {
+        if let Some(next) = self.next {
+            self.first.store(next, Ordering::Relaxed);
+        }
     }
 }
 

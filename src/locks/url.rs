@@ -83,7 +83,9 @@ fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
                 // SQLite would give each connection a database of its own.
                 return Err(Error::InvalidUrl { reason: "it names no SQLite file" });
             }
-            let pool = sqlx::SqlitePool::connect_lazy_with(options);
+            // No connection is closed for its age: a database in memory ends with the last one.
+            let pool = sqlx::sqlite::SqlitePoolOptions::new().idle_timeout(None).max_lifetime(None);
+            let pool = pool.connect_lazy_with(options);
             Ok((Kind::Sqlite, Arc::new(crate::backend::sqlite::SqliteBackend::new(pool))))
         }
         #[cfg(not(feature = "sqlite"))]
@@ -95,6 +97,13 @@ fn server(url: &str) -> Result<(Kind, Arc<dyn Backend>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A pool that ends connections for their age needs a runtime.
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn sqlite_url_needs_no_runtime() {
+        assert!(servers("sqlite:app.db").is_ok());
+    }
 
     #[test]
     fn url_without_server_or_file_is_refused() {
