@@ -153,7 +153,8 @@ pub enum Error {
         supported: i64,
     },
 
-    /// The database refused a statement for a reason that persists in further attempts.
+    /// The database refused a statement. Another attempt ends alike, unless the error is
+    /// [retryable](Self::is_retryable) or a [conflict](Self::is_conflict), as after a deadlock.
     #[error("the database refused the attempt to {attempted}")]
     Database {
         /// The operation that failed.
@@ -309,7 +310,7 @@ pub enum Error {
     },
 
     /// The result is longer than the [limit](crate::idempotency::Idempotency::result_limit).
-    /// Nothing took effect.
+    /// A transaction took no effect. Effects of an attempt under a lease, or of a step, stay.
     #[error("the result is too large: {bytes} bytes, at most {limit} are stored")]
     ResultTooLarge {
         /// The length of the result.

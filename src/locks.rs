@@ -31,10 +31,11 @@ pub use builder::LocksBuilder;
 /// A client is made from the application's sqlx pool. It opens at most three connections of its own
 /// with that pool's connect options, when they are first needed, however many leases it holds or
 /// waits for: one for heartbeats alone, and two for everything else (on SQLite one). All [session
-/// locks](Self::session) live on one more connection, which is open only while there are any. Hooks
-/// of the pool, such as `after_connect`, do not run on these connections: put required settings,
-/// such as a `search_path`, into the connect options. A SQLite database in memory exists in the
-/// pool's own connections only, so the client borrows one for each statement.
+/// locks](Self::session) live on one more connection, which is open only while there are any
+/// (opening it takes a second one on PostgreSQL). Hooks of the pool, such as `after_connect`, do
+/// not run on these connections: put required settings, such as a `search_path`, into the connect
+/// options. A SQLite database in memory exists in the pool's own connections only, so the client
+/// borrows one for each statement.
 ///
 /// Like a pool, a client belongs to the tokio runtime on which it is first used; after the end of
 /// that runtime, calls fail with [`Error::Closed`](crate::Error::Closed). Outside of a runtime, its
@@ -135,8 +136,9 @@ impl Locks {
 
     /// Requests the leases on several names, all or none, in any order:
     /// `locks.lease_all(["account/3", "account/7"])`. At most 64 different names; a repeated name
-    /// counts once. Names to
-    /// [share](LeaseAllRequest::shared) and [permits](LeaseAllRequest::permits) can be added.
+    /// counts once. Names to [share](LeaseAllRequest::shared) and
+    /// [permits](LeaseAllRequest::permits), which add up, can be added, but not one name in two
+    /// modes.
     pub fn lease_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LeaseAllRequest {
         LeaseAllRequest::new(self.lease(""), names)
     }
@@ -232,11 +234,11 @@ impl Locks {
     }
 
     /// Lets the work in progress finish, and [shuts down](Self::shutdown): for a process that is
-    /// asked to end. From the call on, no lease and no session lock is granted, and every request
-    /// and every wait ends with [`Error::Closed`](crate::Error::Closed). Held leases and locks stay
-    /// held, and leases are renewed, until they are released or `timeout` has passed. Returns
-    /// whether all of them were released in time; the others are lost with
-    /// [`LossCause::Shutdown`](crate::LossCause::Shutdown).
+    /// asked to end. From the call on, no lease is granted, and no session lock is asked for, and
+    /// every request and every wait ends with [`Error::Closed`](crate::Error::Closed). Held leases
+    /// and locks stay held, and leases are renewed, until they are released or `timeout` has
+    /// passed. Returns whether all of them had ended by then, by a release or a loss; the others
+    /// are lost with [`LossCause::Shutdown`](crate::LossCause::Shutdown).
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {

@@ -44,12 +44,16 @@ pub use request::QuorumRequest;
 /// # }
 /// ```
 ///
+/// A database votes only when its tables are older than the TTL (see [the token](#the-token)): just
+/// after [`migrate`](crate::Locks::migrate), this ends in
+/// [`Error::Unavailable`](crate::Error::Unavailable).
+///
 /// # Benefits
 ///
 /// While one of three databases is down, paused, cut off or restarted, names are acquired, renewed
 /// and released as before, without a failover. One database with a *synchronous* standby survives
 /// the loss of a server as well, and is usually the better choice: it costs one round trip instead
-/// of two or three, its queue is fair, and its [fence](crate::Lease::fence) protects data. Choose a
+/// of two to five, its queue is fair, and its [fence](crate::Lease::fence) protects data. Choose a
 /// quorum if there is no such cluster, if its failover takes too long, or if the lock must not
 /// depend on one kind of database.
 ///
@@ -64,8 +68,8 @@ pub use request::QuorumRequest;
 ///   a name waits for the first.
 /// - **Clocks must run at about the same rate**, as for every lease: the holder counts one percent
 ///   of the TTL less.
-/// - **Cost**: two or three short statements in sequence on each database to acquire, as slow as
-///   the slowest database of the majority; a renewal on each, and a release on each.
+/// - **Cost**: two to five short statements in sequence on each database to acquire, as slow as the
+///   slowest database of the majority; a renewal on each, and a release on each.
 ///
 /// # The token
 ///

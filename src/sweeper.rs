@@ -69,7 +69,8 @@ impl Sweeper {
     }
 
     /// Sets for how long a name must have been free. One hour by default, at most 100 years.
-    /// (Records have their own retention.)
+    /// (Records have their own retention. The rows of [`Locks::row`](crate::Locks::row) stay for an
+    /// hour after their last use.)
     ///
     /// Keep the retention well above a minute and above any backward step of the database's clock.
     /// The row of a name has its latest token and its latest loss. If it is purged while a request
@@ -87,7 +88,7 @@ impl Sweeper {
         self
     }
 
-    /// Sweeps once, and returns how many names and records were purged.
+    /// Sweeps once, and returns how many names of leases, and records, were purged.
     ///
     /// # Errors
     ///

@@ -19,8 +19,9 @@ use crate::name::LockName;
 /// Its clients are the same as for a real database, on a store that uses tokio's clock: in a test
 /// with `#[tokio::test(start_paused = true)]`, a TTL passes at once. The clients support leases
 /// with all options, shared leases, semaphores, [`lease_all`](Locks::lease_all), elections and
-/// inspection. Features on a transaction or a connection of their own need a database: fences, row
-/// locks, session locks and idempotency.
+/// inspection. There are no tables to migrate. Features on a transaction or a connection of their
+/// own need a database, and are refused: fences, row locks, session locks and idempotency, whose
+/// lists are empty.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]

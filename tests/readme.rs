@@ -94,7 +94,7 @@ async fn take_in_every_way(locks: sqlock::Locks) -> sqlock::Result<()> {
     }
 
     let lease = locks.lease("invoice/43").wait(Duration::from_secs(5)).acquire().await?;  // Err(Timeout) after 5 s
-    drop(lease);                             // dropping releases too, in the background
+    drop(lease);                             // dropping releases too, in the background; `locks.shutdown().await` waits for it
 
     // The work is dropped as soon as the lease is lost.
     let report = locks.lease("report/daily").run(async |_lease| build_report().await).await?;

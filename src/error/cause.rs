@@ -109,9 +109,10 @@ pub enum RowError {
         rows: u64,
     },
     /// The row still has the expected version, or the inserted row does not exist: a policy of row
-    /// level security, or a trigger, kept the statement from writing.
+    /// level security, or a trigger, kept the statement from writing. Or the row that kept an
+    /// insert from writing has been deleted meanwhile.
     #[error(
-        "the database did not write the row, although no other transaction changed it: look for row-level security or a trigger"
+        "the database did not write the row, and shows no other change of it: look for row-level security or a trigger"
     )]
     NotWritten,
     /// The version has reached the greatest number that its column can hold, and was not raised:

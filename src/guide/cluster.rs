@@ -45,8 +45,8 @@
 //! [`Locks::connect`] takes a list and uses the first writable server: it skips a standby, a
 //! read-only server, and a Galera node without a cluster. When the connection is lost, or the
 //! server becomes read-only, all servers are tried again, beginning with the last one that accepted
-//! writes, for three seconds; then requests end in [`Error::Unavailable`], which names each server
-//! and its error. Held leases are renewed on the new primary: the TTL must be longer than a
+//! writes. A request ends in [`Error::Unavailable`], which names each server and its error, after
+//! three seconds of refused connections; with servers that do not answer at all, after some twelve. Held leases are renewed on the new primary: the TTL must be longer than a
 //! failover takes, or they end first. The cluster's own management decides which server is
 //! promoted, and must stop or isolate the old primary. Two servers that both take writes are two
 //! databases.
@@ -68,7 +68,7 @@
 //!
 //! A [`Quorum`](crate::quorum::Quorum) takes the name on a majority of databases that do not share
 //! anything. There is no failover to wait for: while one of three is down, the other two go
-//! on. It costs two or three statements on each, there is no queue between processes, and a fence
+//! on. It costs two to five statements on each, there is no queue between processes, and a fence
 //! on one of them does not help, because the others may grant the name meanwhile: the receiver of
 //! the effects must check [`QuorumLease::token`](crate::quorum::QuorumLease::token).
 //!

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | acquire a free name | 1; the first time a name is ever used: SQLite 1, PostgreSQL, MySQL and MariaDB 2 |
 //! | try a name that is held | 1, which writes nothing |
-//! | wait | after the try 1, for an entry in the queue; on PostgreSQL it does not wait for the disk: if a crash undoes it, the client adds the entry again. Then the first waiter looks every 100 ms and the other entries every 250 ms, once per client and name whatever the number of its waiters. A notification of PostgreSQL tells it of a grant by another client, and it holds the lease without another statement; if its heartbeat is late, or a lease was taken away from the client meanwhile, it looks first. On SQLite it reads the count of commits, without a lock, after an eighth of the time since the last commit of another connection, at least every 50 ms, and polls after each commit, at most once a millisecond for each name that it waits for. On MySQL and MariaDB it looks after 2 ms, and then each time after an eighth of the time for which a holder has the name: the mean since it began to wait, or the present holder's, whichever is longer. An entry with others ahead of it multiplies that by its position, up to the 250 ms |
+//! | wait | after the try 1, for an entry in the queue; then [polls](#waiting) |
 //! | hand over to a waiter of another process | PostgreSQL 1, SQLite 2, MariaDB 3, MySQL 4. The number of waiters does not change it. The new holder sends 1 more, which sets its TTL: after 0.2 s, if it still holds the lease; for a lease that is not renewed, before `acquire` returns |
 //! | hand over to the next waiter in this process | 1, instead of a release and an acquire |
 //! | renew everything that a client holds or waits for | 1 a heartbeat, at a third of the shortest TTL, at least once a second |
@@ -17,9 +17,25 @@
 //! | [`ask_to_release`](crate::Locks::ask_to_release) | 1; each client that is asked looks its leases up, 1 for each |
 //! | `is_held`, `lost`, `revoke_requested`, `token` | 0 |
 //!
-//! PostgreSQL adds two round trips to each when the default isolation level is not READ COMMITTED,
-//! or commits are asynchronous. On Galera, each statement of a transaction is a round trip: about
-//! ten for a call that writes several rows.
+//! PostgreSQL adds two round trips to each call when the default isolation level is not READ
+//! COMMITTED, or commits are asynchronous. On Galera, each statement of a transaction is a round
+//! trip: about ten for a call that writes several rows.
+//!
+//! # Waiting
+//!
+//! A client polls once for each name that it waits for, whatever the number of its waiters: every
+//! 100 ms while its waiter is the first in the queue, else every 250 ms. On top of that:
+//!
+//! | database | a waiter learns of its grant |
+//! |---|---|
+//! | PostgreSQL | from a notification, which needs no statement; if the heartbeat is late, or a lease was taken away from the client meanwhile, the client polls first |
+//! | SQLite | by a poll after a commit of another connection, at most once a millisecond. The client reads the count of commits, without a lock, after an eighth of the time since the last one, at least every 50 ms |
+//! | MySQL, MariaDB | by a poll after 2 ms, and then each time after an eighth of the time for which a holder has the name: the mean since the wait began, or that of the present holder, whichever is longer. A place further back multiplies it, up to 250 ms |
+//!
+//! On PostgreSQL the entry in the queue does not wait for the disk. If a crash undoes it, the client
+//! adds it again.
+//!
+//! # Rows
 //!
 //! A name costs one small row, updated in place, and one for each waiter. The
 //! [sweeper](crate::Locks::sweeper) purges names that have long been free, and records of requests

@@ -44,7 +44,8 @@
 //! **Is it exactly once?** For effects in this database, yes: claim, effect and result are one
 //! transaction of [`Idempotency`](crate::idempotency::Idempotency). For effects elsewhere no system
 //! can promise that; [`run_leased`](crate::idempotency::Idempotency::run_leased) keeps an unknown
-//! outcome as unknown until it is resolved.
+//! outcome as unknown until it is resolved or resumed, and continues an attempt that has died with
+//! the same key for the provider.
 //!
 //! **How do I test code that locks?** With [`testing::Memory`](crate#features), whose faults
 //! come on demand, in virtual time.

@@ -33,8 +33,8 @@
 //!   restore](super::runbook#a-restore). When another SQLite file is moved to the path, clients
 //!   find out with their next heartbeat, and look their leases up there; until then, within a
 //!   second, a name can have two holders.
-//! - **SQLite has one writer.** While a fenced transaction is open, no name in the same file can be
-//!   acquired, renewed or released: keep the transaction far shorter than the TTL. All processes
+//! - **SQLite has one writer.** While any write transaction is open, no name in the same file can be
+//!   acquired, renewed or released: keep transactions there far shorter than the TTL. All processes
 //!   must run on one host, and the file must not be on a network file system. A database in memory
 //!   is reached through the caller's pool; a long write transaction there delays heartbeats.
 //! - **A client lives on the tokio runtime that used it first**, as a pool does. When that runtime
@@ -49,7 +49,8 @@
 //!   the transaction until the server notices: row locks, and keys that
 //!   [`run`](crate::idempotency::Idempotency::run) has claimed. That takes hours with the defaults.
 //!   PostgreSQL: set `tcp_keepalives_idle` or `idle_in_transaction_session_timeout`; MariaDB:
-//!   `idle_transaction_timeout`; MySQL: `wait_timeout`. Leases are free after their TTL.
+//!   `idle_transaction_timeout`; MySQL: `wait_timeout`. Leases are free after their TTL, except
+//!   one that such a transaction fences.
 //! - **Locks of other programs on the tables of sqlock.** An acquisition that waits for such a lock
 //!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind
 //!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.

@@ -2,7 +2,8 @@
 //!
 //! # The log
 //!
-//! The crate logs with `tracing`. A client without faults logs one line at INFO, and a drain two.
+//! The crate logs with `tracing`. A client without faults logs one line at INFO, each sweep
+//! that purges something one, and a drain two.
 //!
 //! | level | line | what to do |
 //! |---|---|---|
@@ -112,7 +113,16 @@
 //! minutes by default, with one read of an index: take the maximum of all processes that sweep. The
 //! metric includes attempts in progress, so set an alarm above the time that a handler takes.
 //!
-//! `examples/observability` has a dashboard for Grafana and alerts for Prometheus;
+//! In one transaction, `sqlock_idempotency_total` counts a request when its outcome is stored or
+//! found; under a lease, `new` counts the beginning of an attempt, and `unknown` the requests that
+//! find an unknown outcome.
+//!
+//! A database of a [`Quorum`](crate::quorum::Quorum) that is away for longer than the TTL ends its
+//! vote: that counts, and is logged, as a lost lease, although the lease on the majority is held.
+//! The loss of a majority is logged as `lost the majority for a lease`.
+//!
+//! The dashboard reads the histograms as buckets, which the exporter must be told to make, as in
+//! `examples/service.rs`. `examples/observability` has it, for Grafana, and alerts for Prometheus;
 //! [`runbook`](super::runbook) says what to do when one fires.
 //!
 //! [`Locks::events`]: crate::Locks::events

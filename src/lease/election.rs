@@ -37,8 +37,8 @@ use crate::token::FencingToken;
 ///
 /// A leader that dies is replaced after the [TTL](Self::ttl); a leader that resigns, at once. The
 /// [label](Self::label) can hold the leader's address. [`fence`](Lease::fence) transactions that
-/// only the leader may commit: a leader that was paused does not know that it has lost the
-/// election.
+/// only the leader may commit: a leader that is paused after it has checked that it leads, and
+/// before its effect, does not know that it has lost the election.
 #[derive(Clone)]
 #[doc(alias = "leader")]
 #[must_use = "an election does nothing until campaign, try_campaign, leader or changes is called"]

@@ -161,7 +161,8 @@ impl LeaseRequest {
     ///
     /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
     /// [`Error::Unavailable`] when the database could not be reached for 3 seconds, in which the
-    /// client reconnects and repeats its requests; [`Error::Database`] when the database refused a
+    /// client reconnects and repeats its requests (some 12 seconds if connections are not even
+    /// refused); [`Error::Database`] when the database refused a
     /// statement; [`Error::PoolExhausted`] on a SQLite database in memory; [`Error::Access`],
     /// [`Error::NotMigrated`], [`Error::Closed`], or an error for bad input.
     ///

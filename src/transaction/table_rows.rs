@@ -29,6 +29,10 @@ const MAX_LISTED_KEYS: usize = u16::MAX as usize;
 /// text for text. On PostgreSQL the table may be partitioned, but no other table may inherit from
 /// it, because the index does not cover the rows of the inheriting table.
 ///
+/// **On PostgreSQL, use READ COMMITTED.** At a level above it a transaction reads as of its first
+/// statement, which may be this lock. A transaction that waited for another one is refused only if
+/// that one has written the locked row; otherwise it does not see what that one has committed.
+///
 /// The statement is `SELECT … FOR UPDATE`, on PostgreSQL `SELECT … FOR NO KEY UPDATE`: other
 /// transactions may insert rows that refer to this row by a foreign key, unless
 /// [`key_update`](Self::key_update) is set.

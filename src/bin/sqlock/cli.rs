@@ -71,7 +71,8 @@ pub enum Subcommand {
     ///
     /// Any number of processes may do this at once. "run", "acquire" and "bench" do it when the
     /// tables are missing, unless --no-migrate is given; with --quorum, no subcommand does. On SQLite
-    /// the tables are in a file of their own, except with --same-file (see there).
+    /// the tables are in a file of their own, FILE-sqlock, unless FILE has them already or
+    /// --same-file is given.
     Migrate,
     Schema(schema::Arguments),
     Sweep(sweep::Arguments),

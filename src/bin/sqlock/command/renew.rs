@@ -16,8 +16,8 @@ use crate::{describe, duration, stdout};
 ///
 /// The lease lasts at least --ttl from now, and is never shortened. Exit code 79: the token does
 /// not hold the name any more, and nothing protects the next steps of the script. Exit code 75: a
-/// fenced transaction of the holder has blocked the change for ten seconds. Prints the lease as
-/// JSON.
+/// fenced transaction of the holder has blocked the change for ten seconds (on SQLite 69, after a
+/// few seconds). Prints the lease as JSON.
 ///
 /// With --quorum, give no longer --ttl than to the acquire and run commands for the name: a
 /// database that has lost its data votes again after their TTL.

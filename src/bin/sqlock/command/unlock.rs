@@ -25,7 +25,8 @@ use crate::stderr::{self, quote};
 /// lease that is not renewed, such as one of "sqlock acquire", does not learn of it. Exit code 79:
 /// the name has no holder.
 ///
-/// Exit code 75: a fenced transaction of the holder has blocked the change for ten seconds.
+/// Exit code 75: a fenced transaction of the holder has blocked the change for ten seconds (on
+/// SQLite 69, after a few seconds).
 #[derive(Args)]
 #[command(group(ArgGroup::new("means").required(true).args(["token", "ask"])))]
 pub struct Arguments {

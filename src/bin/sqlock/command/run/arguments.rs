@@ -21,8 +21,9 @@ use crate::parse::parse_signal;
 /// unless it is set. A sqlock run of the same name inside the command enters at once. (A run that
 /// would wait for its enclosing run is a usage error, 64: an exclusive run inside one with --shared
 /// or --permits, --permits inside an exclusive run, and --quorum inside a run with --quorum.
-/// --permits inside of --permits takes one more permit, and may wait.) When a signal has ended the
-/// command, its process group has --kill-after to end as well; the name is free only then.
+/// Inside of --permits, --permits takes one more permit, and --shared shares the name; both may
+/// wait for ever.) When a signal has ended the command, its process group has --kill-after to end
+/// as well; the name is free only then.
 ///
 /// SQL that the command has sent may run on in the server after the process was killed, and after
 /// the name is free. On PostgreSQL 14 and later the server notices the loss within a second with
