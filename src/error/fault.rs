@@ -163,6 +163,9 @@ impl Fault {
         match code.parse::<u32>().unwrap_or_default() {
             // The low byte is the primary code: BUSY and LOCKED with all their kinds.
             c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
+            // SCHEMA: twice, another connection has changed the schema while the statement was
+            // compiled, as concurrent migrations do. The message may call a new table missing.
+            17 => Self::RolledBack,
             // READONLY_DBMOVED: the file at the path is another one than the connection has open.
             1032 => Self::ConnectionLost,
             // FULL, CANTOPEN: the file is open, so a journal cannot be opened.
@@ -289,6 +292,13 @@ mod tests {
         for number in [1290, 1792, 1836, 1874] {
             assert_eq!(Fault::from_mysql(number), Fault::ReadOnly, "{number}");
         }
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn table_that_is_being_created_is_not_missing() {
+        assert_eq!(Fault::from_sqlite("17", "no such table: sqlock_lease"), Fault::RolledBack);
+        assert_eq!(Fault::from_sqlite("1", "no such table: sqlock_lease"), Fault::NoTable);
     }
 
     #[cfg(feature = "sqlite")]
