@@ -46,10 +46,10 @@
 //! read-only server, and a Galera node without a cluster. When the connection is lost, or the
 //! server becomes read-only, all servers are tried again, beginning with the last one that accepted
 //! writes. A request ends in [`Error::Unavailable`], which names each server and its error, after
-//! three seconds of refused connections; with servers that do not answer at all, after some twelve. Held leases are renewed on the new primary: the TTL must be longer than a
-//! failover takes, or they end first. The cluster's own management decides which server is
-//! promoted, and must stop or isolate the old primary. Two servers that both take writes are two
-//! databases.
+//! three seconds of refused connections; with servers that do not answer at all, after some twelve.
+//! Held leases are renewed on the new primary: the TTL must be longer than a failover takes, or
+//! they end first. The cluster's own management decides which server is promoted, and must stop or
+//! isolate the old primary. Two servers that both take writes are two databases.
 //!
 //! ```no_run
 //! # #[cfg(feature = "postgres")]

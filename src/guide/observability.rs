@@ -24,6 +24,7 @@
 //! | WARN | `left out a row that cannot be read` | look at the row: it was written by hand or damaged |
 //! | WARN | `a name cannot be read: later names are not swept` | correct or delete that row by hand: the names after it are never purged |
 //! | WARN | `a sweep failed; the next one may succeed` | look at the database, if it comes often |
+//! | WARN | `it is not known whether a transaction was committed; its claim shows it` | read the reason; the next attempt finds the outcome, or the caller gets an error that says so |
 //! | WARN | `a request with an idempotency key took no effect` | nothing was done; read the error |
 //! | WARN | `a request that was resumed failed`, `could not record that the outcome…`, `could not record that a request was refused`, `a request with an idempotency key was run, and its outcome could not be recorded` | read the error; see [an unknown outcome](super::runbook#an-unknown-outcome) |
 //! | WARN | `these locks exclude nobody: every lease is granted at once` | only tests and demonstrations use `null_locks` |

@@ -75,11 +75,11 @@
 //! learns of it within a second and releases the name when its work allows that.
 //!
 //! `show` names host and process of the holder. A dead holder needs no action: the name is free
-//! after the TTL. An `expires at` that moves on means that the client lives and renews.
-//! `unlock` takes the name away; the token protects a newer holder. The old holder learns of the
-//! loss with its next heartbeat, within a second, and until then two holders may work: a fence
-//! protects the data. Exit code 75 of `unlock` (on SQLite 69): a fenced transaction of the holder has
-//! blocked it for ten seconds; end that transaction in the database first. [`max_hold`] ends such a lease
+//! after the TTL. An `expires at` that moves on means that the client lives and renews. `unlock`
+//! takes the name away; the token protects a newer holder. The old holder learns of the loss with
+//! its next heartbeat, within a second, and until then two holders may work: a fence protects the
+//! data. Exit code 75 of `unlock` (on SQLite 69): a fenced transaction of the holder has blocked it
+//! for ten seconds; end that transaction in the database first. [`max_hold`] ends such a lease
 //! automatically.
 //!
 //! # A long queue
@@ -138,8 +138,8 @@
 //! whose process died during an attempt (`--state started`). `resolve` ends both, but no attempt
 //! that still holds its lease.
 //!
-//! Ask the provider first. `--done` replays the result of `--result` from then on: it must be what the
-//! application reads. `--failed` makes the key new. [`resume`] settles the unknown ones of its
+//! Ask the provider first. `--done` replays the result of `--result` from then on: it must be what
+//! the application reads. `--failed` makes the key new. [`resume`] settles the unknown ones of its
 //! namespace in the application, up to the attempts that its policy allows.
 //!
 //! # Tables that grow

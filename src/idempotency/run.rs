@@ -59,15 +59,15 @@ impl Idempotency {
     /// The work's own error, unchanged, or an error of this crate in the work's [type](WorkError):
     /// [`Error::Unavailable`], [`Error::Access`], [`Error::NotMigrated`], [`Error::Database`],
     /// [`Error::Closed`], [`Error::InvalidKey`], [`Error::OutOfRange`], [`Error::ResultTooLarge`],
-    /// [`Error::RequestTooLarge`], [`Error::Json`] when the result cannot be read back, [`Error::Sealed`] when it cannot be
-    /// sealed, [`Error::Row`] with [`RowError::OtherPool`](crate::row::RowError::OtherPool) when
-    /// the pool belongs to another database than the client; on MySQL and MariaDB
-    /// [`Error::NotClaimed`] when a deadlock whose error the work ignored has rolled the claim
-    /// back. Nothing took effect, unless a statement of the work has ended the transaction (see
-    /// above). (Also [`Error::Json`] when a stored result is not of the requested type, and
-    /// [`Error::Sealed`] when it cannot be opened: that request did take effect.)
-    /// [`Error::CommitUnknown`] when the outcome could not be determined in time: send the request
-    /// again with the same key.
+    /// [`Error::RequestTooLarge`], [`Error::Json`] when the result cannot be read back,
+    /// [`Error::Sealed`] when it cannot be sealed, [`Error::Row`] with
+    /// [`RowError::OtherPool`](crate::row::RowError::OtherPool) when the pool belongs to another
+    /// database than the client; on MySQL and MariaDB [`Error::NotClaimed`] when a deadlock whose
+    /// error the work ignored has rolled the claim back. Nothing took effect, unless a statement of
+    /// the work has ended the transaction (see above). (Also [`Error::Json`] when a stored result
+    /// is not of the requested type, and [`Error::Sealed`] when it cannot be opened: that request
+    /// did take effect.) [`Error::CommitUnknown`] when the outcome could not be determined in time:
+    /// send the request again with the same key.
     ///
     /// # Cancel safety
     ///
