@@ -58,7 +58,7 @@ pub(crate) trait Backend: Send + Sync {
         false
     }
 
-    /// Whether the database is a file, whose connections do not go silent.
+    /// Returns whether the database is a file, whose connections do not go silent.
     fn is_local(&self) -> bool {
         false
     }

@@ -256,18 +256,19 @@ impl Engine {
         Some((waiters[own].claim.id, ahead))
     }
 
-    /// Whether the only work left is to repeat withdrawals in case a request takes effect late.
+    /// Returns whether the only work left is to repeat withdrawals in case a request takes effect
+    /// late.
     pub(crate) fn is_settled(&self) -> bool {
         self.unsettled == 0
     }
 
-    /// Whether the engine has work for an acquisition in this state.
+    /// Returns whether the engine has work for an acquisition in this state.
     #[cfg(test)]
     pub(crate) fn knows(&self, name: &LockName, id: AcquisitionId, state: crate::protocol::EntryState) -> bool {
         self.names.get(name).is_some_and(|name| name.knows(id, state))
     }
 
-    /// Whether the engine has no holding, no waiter and no request in flight.
+    /// Returns whether the engine has no holding, no waiter and no request in flight.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         let is_empty = self.names.is_empty() && self.in_flight.is_empty() && self.timeouts.next().is_none();
@@ -385,8 +386,8 @@ impl Engine {
         self.reschedule(now, name);
     }
 
-    /// Whether the store has answered this client promptly for long enough, so that expired entries
-    /// of other clients are dead.
+    /// Returns whether the store has answered this client promptly for long enough, so that expired
+    /// entries of other clients are dead.
     fn is_steady(&self, now: Moment) -> bool {
         now >= self.steady_at && !self.heartbeat.is_late(now)
     }
@@ -413,7 +414,7 @@ impl Engine {
     }
 
     fn new_id(&mut self) -> AcquisitionId {
-        self.next_id = self.next_id.following();
+        self.next_id = self.next_id.next();
         self.next_id
     }
 }

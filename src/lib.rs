@@ -168,7 +168,7 @@
 //   schema - the tables
 //   measure - counts for dashboards
 //   events health - observation of a client: plain data, and a channel
-//   error name owner token clock backoff panics mutation random rfc3339 - values
+//   error name owner token clock backoff panics race mutation random rfc3339 - values
 
 mod backend;
 mod backoff;
@@ -194,6 +194,7 @@ mod owner;
 mod panics;
 mod protocol;
 pub mod quorum;
+mod race;
 #[cfg(test)]
 mod random;
 mod rfc3339;

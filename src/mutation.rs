@@ -133,7 +133,7 @@ pub(crate) fn activate(mutation: Option<Mutation>) {
     ACTIVE.set(mutation);
 }
 
-/// Returns whether a mistake is active: only in tests.
+/// Returns `false`: mistakes are active only in tests.
 #[cfg(not(test))]
 pub(crate) const fn is_on(_: Mutation) -> bool {
     false

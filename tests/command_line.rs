@@ -15,7 +15,7 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use support::command::{ClosedPort, Ended, Running, bare, beside, end, program, run, sqlock};
-use support::{Fresh, LONG, builder, empty};
+use support::{LONG, TestDatabase, builder, empty};
 
 /// The texts are the same on all databases, and SQLite needs no server.
 type Sql = sqlx::Sqlite;
@@ -117,7 +117,7 @@ async fn help_fits_the_requested_width() {
 // ---- errors, waiting, conflicts
 
 /// Makes a database in which a holder with a fixed name holds "deploy".
-async fn busy() -> (Fresh, Locks, sqlock::Lease) {
+async fn busy() -> (TestDatabase, Locks, sqlock::Lease) {
     let db = empty().await;
     let locks = builder(db.of_the_command().pool_of(2).await).holder("ci-7/4711").build();
     locks.migrate().await.expect("migrate");

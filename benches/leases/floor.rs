@@ -217,23 +217,23 @@ impl Bare {
     }
 
     /// Passes a lease on to the next owner.
-    pub(crate) async fn hand_off(&mut self, held: Held, to: &str) -> Held {
+    pub(crate) async fn hand_over(&mut self, held: Held, to: &str) -> Held {
         let Held { name, owner, token } = held;
         let token = match self {
             Self::Postgres(conn) => {
                 let query = sqlx::query(postgres::HAND_OFF).bind(&name).bind(owner).bind(token).bind(to).bind(TTL);
-                query.fetch_one(conn).await.expect("hand off").get(0)
+                query.fetch_one(conn).await.expect("hand over").get(0)
             }
             Self::MySql(conn) => {
                 let query =
                     sqlx::query(mysql::HAND_OFF).bind(to).bind(TTL).bind(name.as_bytes()).bind(owner).bind(token);
-                let done = query.execute(conn).await.expect("hand off");
+                let done = query.execute(conn).await.expect("hand over");
                 assert_eq!(done.rows_affected(), 1, "{name} is not held");
                 done.last_insert_id().cast_signed()
             }
             Self::Sqlite(conn) => {
                 let query = sqlx::query(sqlite::HAND_OFF).bind(&name).bind(owner).bind(token).bind(to).bind(TTL);
-                query.fetch_all(conn).await.expect("hand off")[0].get(0)
+                query.fetch_all(conn).await.expect("hand over")[0].get(0)
             }
         };
         Held { name, owner: to.into(), token }

@@ -17,7 +17,7 @@
 mod cycle;
 mod floor;
 mod growth;
-mod hand_off;
+mod handover;
 mod machine;
 mod measure;
 mod once;
@@ -41,12 +41,12 @@ const USAGE: &str = "leases [--only A,B,…,K] [--quick] [--json [FILE]]
 
 A  uncontended acquire and release, one task; next to it the server's own lock, and SELECT 1
 B  throughput on distinct names: 1, 64, 1024 tasks
-C  hand-off of one name inside a process: 8, 64, 128 tasks
+C  hand-over of one name inside a process: 8, 64, 128 tasks
 D  renewal of 10 000 held leases; a heartbeat with 1, 100, 10 000; the size of a name
 E  200 000 cycles on one name: time and table size at start and end
-F  hand-off between two processes: from the release until the other holds the name
-G  hand-off between processes: 2, 8, 16 that want one name
-H  statements per hand-off between processes, with 2 to 1024 waiters
+F  hand-over between two processes: from the release until the other holds the name
+G  hand-over between processes: 2, 8, 16 that want one name
+H  statements per hand-over between processes, with 2 to 1024 waiters
 I  row locks and version updates in a transaction, next to the same SQL by hand
 J  an effect that is to be had once, next to the same transaction without that
 K  a lease on a majority of three servers, next to one on the slowest of them (beside PostgreSQL, with all three there)
@@ -159,7 +159,7 @@ impl Request {
             let more = match metric {
                 'A' => cycle::measure(place, &self.pace).await,
                 'B' => throughput::measure(place, &self.pace).await,
-                'C' => hand_off::measure(place, &self.pace).await,
+                'C' => handover::measure(place, &self.pace).await,
                 'D' => renewal::measure(place, &self.pace).await,
                 'E' => growth::measure(place, &self.pace).await,
                 'F' => processes::latency(place, &self.pace).await,

@@ -1,6 +1,6 @@
 //! F, G, H. One name that several processes want.
 //!
-//! The floor is the least that a hand-off between processes needs: one commit and its notification.
+//! The floor is the least that a hand-over between processes needs: one commit and its notification.
 //! Two bare connections pass a row to and fro; on PostgreSQL each is notified in a separate
 //! statement after the commit, on the others it polls every millisecond.
 
@@ -53,7 +53,7 @@ pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
                 floor: Some(median(&floor)),
                 ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
                 aim,
-                note: format!("{count} hand-offs"),
+                note: format!("{count} hand-overs"),
                 ..Line::default()
             });
         }
@@ -89,7 +89,7 @@ pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
             database: place.title.clone(),
             metric: 'G',
             what: format!("{processes} processes on one name"),
-            unit: "hand-offs/s",
+            unit: "hand-overs/s",
             ours: median(&ours),
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
@@ -100,7 +100,7 @@ pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
     lines
 }
 
-/// H. Counts the statements that the server receives for each hand-off.
+/// H. Counts the statements that the server receives for each hand-over.
 pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
     let mut lines = Vec::new();
     for (processes, tasks) in [(2, 1), (16, 1), (4, 4), (4, 32), (4, 256)] {
@@ -117,7 +117,7 @@ pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
             what: format!("{processes} processes of {tasks}"),
             unit: "statements",
             ours: each,
-            note: format!("{turns} hand-offs"),
+            note: format!("{turns} hand-overs"),
             ..Line::default()
         });
     }
@@ -186,7 +186,7 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
                 }
                 let token = mine.token;
                 let released = clock();
-                let theirs = bare.hand_off(mine, other).await;
+                let theirs = bare.hand_over(mine, other).await;
                 if ear.is_some() {
                     bare.say(&format!("party_{}", 1 - i), theirs.token).await;
                 }

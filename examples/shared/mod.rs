@@ -296,7 +296,7 @@ pub async fn until_stdin_ends() {
     let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
 }
 
-/// Whether the command line has this option.
+/// Returns whether the command line has this option.
 pub fn asked_for(option: &str) -> bool {
     std::env::args().any(|argument| argument == option)
 }

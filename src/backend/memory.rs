@@ -26,7 +26,7 @@ pub(crate) use self::row::{Client, Entry, Lease};
 use super::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{AcquisitionId, ClientId, CurrentHolder, EntryState, Holder, LeaseRow, Request, Response};
 use crate::token::FencingToken;
 
@@ -277,7 +277,7 @@ impl Memory {
     /// simulation.
     pub(crate) fn dead_for(&self, name: &LockName, id: AcquisitionId, now: i64) -> Option<i64> {
         let entry = self.entries.get(&(name.clone(), id))?;
-        let until = self.expiry_by_rows(entry.expires_at, entry.client, micros(GRANT));
+        let until = self.expiry_by_rows(entry.expires_at, entry.client, micros(GRANT_TTL));
         (until < now).then_some(now - until)
     }
 
@@ -301,7 +301,7 @@ impl Memory {
     }
 
     fn entry_until(&self, entry: &Entry) -> i64 {
-        let ttl = if entry.state == EntryState::Waiting { micros(GRANT) } else { entry.ttl };
+        let ttl = if entry.state == EntryState::Waiting { micros(GRANT_TTL) } else { entry.ttl };
         self.valid_until(entry.expires_at, entry.client, ttl)
     }
 

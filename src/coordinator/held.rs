@@ -32,7 +32,7 @@ pub(crate) struct HeldLease {
     signals: Arc<LeaseSignals>,
     /// The exported lease that this lease resumes, until the caller has received it.
     resumes: Option<Exported>,
-    is_released: bool,
+    has_ended: bool,
     /// The tracing span of the holding.
     span: Span,
     since: Moment,
@@ -47,7 +47,7 @@ impl HeldLease {
         resumes: Option<Exported>,
     ) -> Self {
         let (span, since) = (Span::none(), coordinator.now());
-        Self { coordinator, grant, owner, signals, resumes, is_released: false, span, since }
+        Self { coordinator, grant, owner, signals, resumes, has_ended: false, span, since }
     }
 
     /// Begins the span of the holding, which may outlive the request and its span.
@@ -76,7 +76,7 @@ impl HeldLease {
         &self.grant.name
     }
 
-    pub(crate) fn id(&self) -> AcquisitionId {
+    pub(crate) fn acquisition_id(&self) -> AcquisitionId {
         self.grant.id
     }
 
@@ -164,7 +164,7 @@ impl HeldLease {
         async move { signals.release_requested().await }
     }
 
-    /// Reads the name again, because the lease may have been lost.
+    /// Polls the holdings of the name, because the lease may have been lost.
     pub(crate) fn look_up(&self) {
         self.coordinator.look_up(self.name().clone());
     }
@@ -172,7 +172,7 @@ impl HeldLease {
     /// Asks the database whether it has the lease. `attempted` names the operation in an error.
     pub(crate) async fn is_held_in_database(&self, attempted: &'static str) -> Result<bool> {
         let (reply, answer) = oneshot::channel();
-        let look = Request::Poll { name: self.name().clone(), ids: vec![self.id()] };
+        let look = Request::Poll { name: self.name().clone(), ids: vec![self.acquisition_id()] };
         self.coordinator.executor().submit_urgent(look, LOOK_TIMEOUT, |answer: OperationAnswer<Response>| {
             let _ = reply.send(answer.result);
         });
@@ -231,7 +231,7 @@ impl HeldLease {
         );
         match exported {
             Some(exported) => {
-                self.is_released = true;
+                self.has_ended = true;
                 self.end_span("exported");
                 Ok(exported)
             }
@@ -246,7 +246,7 @@ impl HeldLease {
     /// The lease is released even if the future is dropped.
     pub(crate) fn release(mut self) -> impl Future<Output = Verdict> + Send + use<> {
         let (reply, answer) = oneshot::channel();
-        self.is_released = true;
+        self.has_ended = true;
         let lost = self.loss_reader()();
         self.end_span(if lost.is_some() { "lost" } else { "released" });
         let lease = self.lease_id();
@@ -268,7 +268,7 @@ impl HeldLease {
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
-        if !self.is_released {
+        if !self.has_ended {
             self.end_span("dropped");
             let lease = self.lease_id();
             let input = match self.resumes {

@@ -105,7 +105,7 @@ pub(super) fn end_span(span: &mut Span, time: &'static str, took: Duration, outc
 pub(super) fn refusal_reason(refusal: &Refusal, is_unavailable: bool) -> RefusalReason {
     match refusal {
         // By an answer of the database, or by a lease of this client.
-        Refusal::Held => RefusalReason::Held,
+        Refusal::Taken => RefusalReason::Held,
         // Without an answer of the database, no holder of the name is known.
         Refusal::Timeout if is_unavailable => RefusalReason::Unavailable,
         Refusal::Timeout => RefusalReason::TimedOut,

@@ -146,7 +146,7 @@ pub(crate) enum Amendment {
 }
 
 impl Amendment {
-    /// Whether the amendment changes the mode or token, which are unknown after a failure.
+    /// Returns whether the amendment changes the mode or token, which are unknown after a failure.
     pub(super) fn is_conversion(self) -> bool {
         match self {
             Self::Extend(_) => false,
@@ -186,8 +186,7 @@ pub(crate) struct Answer {
     pub(crate) result: Result<Response, SharedError>,
 }
 
-/// The error of a request that was not answered, or refused for a reason that concerns no single
-/// name, for all callers of the request. The request may have taken effect.
+/// The error of a request, shared by the callers that it ends. The request may have taken effect.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedError(pub(crate) Arc<Error>);
 
@@ -276,7 +275,7 @@ pub(crate) struct Grant {
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
     /// Another caller holds the name or waits for it.
-    Held,
+    Taken,
     /// The time ran out.
     Timeout,
     /// The store did not answer in time.

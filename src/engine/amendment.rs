@@ -192,7 +192,7 @@ impl Engine {
 }
 
 impl super::Holding {
-    /// Whether this lease alone has the holding.
+    /// Returns whether this lease alone has the holding.
     pub(super) fn is_only(&self, lease: LeaseId) -> bool {
         let has_one_lease =
             matches!(&self.state, HoldingState::Held(leases) if matches!(&leases[..], [only] if only.id == lease));

@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::BEAT;
+use crate::protocol::timing::HEARTBEAT_INTERVAL;
 use crate::protocol::{
     AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Mode, Polled, Presence, Release, Request, Response,
 };
@@ -102,7 +102,7 @@ impl Engine {
         let is_beat = self.heartbeat.is_beat(request);
         let has_failed = answer.result.as_ref().is_err_and(|error| is_beat || error.0.concerns_all());
         if answer.may_linger || has_failed || now.since(answer.sent_at) >= UNREACHABLE_AFTER {
-            self.steady_at = now + BEAT;
+            self.steady_at = now + HEARTBEAT_INTERVAL;
         }
     }
 
@@ -376,7 +376,7 @@ impl Engine {
             }
             // These statements serve all waiters, which would fail in the same way.
             (Step::Enqueue | Step::Poll | Step::Read { given_up: None } | Step::Transition { given_up: None }, _) => {
-                state.read_at = (state.is_rechecked && !closes).then(|| now + BEAT);
+                state.read_at = (state.is_rechecked && !closes).then(|| now + HEARTBEAT_INTERVAL);
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
             (Step::Read { given_up } | Step::Transition { given_up }, _) => {

@@ -13,7 +13,7 @@ use super::{Engine, GrantTerms};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{
     AcquisitionId, EntryRow, GivenUp, Granted, Holder, HolderChange, Mode, Presence, Queue, Request, Transition,
 };
@@ -25,7 +25,7 @@ const MAX_OVERTAKEN: u32 = 7;
 
 /// The longest time that a decision is put off because entries of other clients seem to be dead:
 /// several heartbeats.
-pub(super) const LONGEST_DELAY: Duration = GRANT.saturating_mul(2);
+pub(super) const LONGEST_DELAY: Duration = GRANT_TTL.saturating_mul(2);
 
 /// How the waiters of this client differ from a queue as read.
 #[derive(Default)]
@@ -142,7 +142,7 @@ impl Engine {
             decision => {
                 self.grant_nothing(now, name, given_up, queue, &decision);
                 if let Some(waiter) = tries {
-                    self.leave(now, waiter, Some(Refusal::Held));
+                    self.leave(now, waiter, Some(Refusal::Taken));
                 }
             }
         }
@@ -218,9 +218,9 @@ impl Engine {
         };
         let ttl_of = |id| match &transition.change {
             HolderChange::Exclusive(grantee) => grantee.ttl,
-            HolderChange::Shared(grantees) => grantees.iter().find(|g| g.id == id).map_or(GRANT, |g| g.ttl),
+            HolderChange::Shared(grantees) => grantees.iter().find(|g| g.id == id).map_or(GRANT_TTL, |g| g.ttl),
             HolderChange::Claim(claim) => claim.ttl,
-            HolderChange::None | HolderChange::Free => GRANT,
+            HolderChange::None | HolderChange::Free => GRANT_TTL,
         };
         self.conclude(now, name, given_up, Verdict::Held);
         if let Some(state) = self.names.get_mut(name) {
@@ -265,7 +265,7 @@ impl Engine {
         if state.overtaken > MAX_OVERTAKEN
             && let Some(waiter) = state.candidate().filter(|waiter| waiter.tries()).map(|waiter| waiter.id)
         {
-            self.leave(now, waiter, Some(Refusal::Held));
+            self.leave(now, waiter, Some(Refusal::Taken));
         }
     }
 }

@@ -12,7 +12,7 @@ use super::{Engine, GrantTerms, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{AcquisitionId, CurrentHolder, Granted, Holder, Mode, Polled, Presence};
 use crate::token::FencingToken;
 
@@ -150,7 +150,7 @@ impl Engine {
     ) {
         let is_meant = |waiter: &&Waiter| waiter.claim.id == id && waiter.is_queued();
         let state = self.names.get(name).filter(|state| !state.is_busy());
-        let ttl = state.and_then(|state| state.foremost().find(is_meant)).map(|waiter| waiter.claim.ttl.min(GRANT));
+        let ttl = state.and_then(|state| state.foremost().find(is_meant)).map(|waiter| waiter.claim.ttl.min(GRANT_TTL));
         match (self.heartbeat.beat_at_notice(notice), ttl) {
             (Some(beat_at), Some(ttl)) if !ends_soon(now, beat_at, ttl, ttl) => {
                 self.on_granted_by_other(now, name, id, token, (beat_at, Some(ttl)), self.heartbeat.epoch());
@@ -178,7 +178,7 @@ impl Engine {
         let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) else {
             return;
         };
-        let ttl = waiter.claim.ttl.min(GRANT);
+        let ttl = waiter.claim.ttl.min(GRANT_TTL);
         let (since, remaining) = if is_on(Mutation::CountFromNews) { (now, Some(ttl)) } else { (since, remaining) };
         let lasts = remaining.unwrap_or_default();
         // Where no heartbeat moves the expiry, or the expiry is near, an extension sets it before
@@ -222,12 +222,12 @@ impl Engine {
                 let others = state.tries().filter(is_refused).map(|other| other.id);
                 let refused: Vec<WaiterId> = std::iter::once(first).chain(others).collect();
                 for waiter in refused {
-                    self.leave(now, waiter, Some(Refusal::Held));
+                    self.leave(now, waiter, Some(Refusal::Taken));
                 }
             }
             CurrentHolder::Vacant if waiter.tries() && is_on(Mutation::RefuseExpired) => {
                 let waiter = waiter.id;
-                self.leave(now, waiter, Some(Refusal::Held));
+                self.leave(now, waiter, Some(Refusal::Taken));
             }
             CurrentHolder::Valid { .. } if waiter.report_wait() => {
                 let waiter = waiter.id;
@@ -257,7 +257,7 @@ impl Engine {
             waiter.state = WaiterState::Refused;
         }
         if tries && state.is_taken(mode) {
-            self.leave(now, waiter_id, Some(Refusal::Held));
+            self.leave(now, waiter_id, Some(Refusal::Taken));
         }
     }
 

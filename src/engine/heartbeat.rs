@@ -13,7 +13,7 @@ use super::action::RequestId;
 use super::name::UNREACHABLE_AFTER;
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
-use crate::protocol::timing::{BEAT, GRANT};
+use crate::protocol::timing::{GRANT_TTL, HEARTBEAT_INTERVAL};
 use crate::protocol::{ClientId, Request, Response};
 
 /// The time until a failed beat is sent again.
@@ -105,7 +105,7 @@ impl Heartbeat {
 
     /// Schedules a beat for a lease or entry that lasts for `ttl` from `since`.
     pub(super) fn schedule_for(&mut self, since: Moment, ttl: Duration) {
-        let due = since + (ttl / 3).min(BEAT);
+        let due = since + (ttl / 3).min(HEARTBEAT_INTERVAL);
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
     }
 
@@ -113,7 +113,7 @@ impl Heartbeat {
     /// follows the last answered one: a client is notified only after its first beat, and then needs
     /// no poll if its latest beat is recent.
     pub(super) fn schedule_for_entry(&mut self, since: Moment) {
-        self.schedule_for(if self.can_notify { self.answered_at } else { since }, GRANT);
+        self.schedule_for(if self.can_notify { self.answered_at } else { since }, GRANT_TTL);
     }
 
     /// Cancels the next beat, which nothing needs.
@@ -122,7 +122,7 @@ impl Heartbeat {
         self.has_failed = false;
     }
 
-    /// Whether a beat has been in flight for so long that the store may be out of reach.
+    /// Returns whether a beat has been in flight for so long that the store may be out of reach.
     pub(super) fn is_late(&self, now: Moment) -> bool {
         self.in_flight.is_some_and(|(_, since)| now.since(since) >= UNREACHABLE_AFTER)
     }
@@ -135,7 +135,7 @@ impl Heartbeat {
         }
     }
 
-    /// Whether this request is the beat in flight.
+    /// Returns whether this request is the beat in flight.
     pub(super) fn is_beat(&self, request: RequestId) -> bool {
         self.in_flight.is_some_and(|(beat, _)| beat == request)
     }
@@ -175,7 +175,7 @@ impl Heartbeat {
         self.is_interrupted.then_some(self.answered_at)
     }
 
-    /// Whether an answer to a beat begins a new epoch.
+    /// Returns whether an answer to a beat begins a new epoch.
     pub(super) fn is_news(&self, response: &Response) -> bool {
         let (Response::Registered(notice) | Response::Beat(Some(notice))) = response else {
             return false;

@@ -219,8 +219,8 @@ impl Holding {
         }
     }
 
-    /// Whether the engine must ask the store if the holding still exists: after a notice, a refused
-    /// change or a possible loss, or for the verdict of a release.
+    /// Returns whether the engine must ask the store if the holding still exists: after a notice, a
+    /// refused change or a possible loss, or for the verdict of a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
         let has_news = self.is_renewed && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
@@ -229,8 +229,8 @@ impl Holding {
             && (has_news || is_refused || self.may_be_lost || !self.leaving.is_empty())
     }
 
-    /// Whether a look may have found the holding with this token: its own, a token it is being
-    /// raised to, or a former token.
+    /// Returns whether a look may have found the holding with this token: its own, a token it is
+    /// being raised to, or a former token.
     pub(super) fn has_token(&self, token: FencingToken) -> bool {
         let raised = self.amendments.iter().any(|other| other.amendment == Amendment::Raise(token));
         token == self.token || raised || self.former_tokens.contains(&token)
@@ -247,17 +247,18 @@ impl Holding {
         first.map(|first| first.amendment)
     }
 
-    /// Whether the holding is being changed to shared mode or given another token.
+    /// Returns whether the holding is being changed to shared mode or given another token.
     pub(super) fn is_converting(&self) -> bool {
         self.amendments.iter().any(|other| other.amendment.is_conversion())
     }
 
-    /// Whether the release of the holding may pass over entries that were not read.
+    /// Returns whether the release of the holding may pass over entries that were not read.
     pub(super) fn may_pass_over_entries(&self) -> bool {
         self.claim.mode == Mode::Exclusive && !self.is_joined && !self.is_queue_checked
     }
 
-    /// Whether another lease of its owner may share the holding, whatever that lease asks for.
+    /// Returns whether another lease of its owner may share the holding, whatever that lease asks
+    /// for.
     pub(super) fn can_be_entered(&self) -> bool {
         self.is_held() && self.claim.mode == Mode::Exclusive && !self.is_converting()
     }

@@ -18,7 +18,7 @@ use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT, Withdrawal};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{AcquisitionId, Claim, ClientId, EntryRow, EntryState, Holder, LeaseRow, Mode};
 use crate::token::FencingToken;
 
@@ -96,12 +96,12 @@ impl NameState {
         Self { is_contended, ..Self::default() }
     }
 
-    /// Whether a statement is in flight. Looks do not count.
+    /// Returns whether a statement is in flight. Looks do not count.
     pub(super) fn is_busy(&self) -> bool {
         self.busy_since.is_some()
     }
 
-    /// Whether the store may know the claim of a waiter, or come to know it.
+    /// Returns whether the store may know the claim of a waiter, or come to know it.
     pub(super) fn may_know(&self, waiter: &Waiter) -> bool {
         waiter.leaves_traces() || self.creating.contains(&waiter.claim.id)
     }
@@ -146,8 +146,8 @@ impl NameState {
         self.remove_waiter(i)
     }
 
-    /// Whether the store has not answered a waiter: a request that it needs has been in flight for
-    /// too long.
+    /// Returns whether the store has not answered a waiter: a request that it needs has been in
+    /// flight for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let waits_for_answer = |waiter: &Waiter| match waiter.state {
@@ -208,7 +208,7 @@ impl NameState {
         self.first().filter(is_refused).or_else(of_owner)
     }
 
-    /// Whether the name has work for an acquisition in this state.
+    /// Returns whether the name has work for an acquisition in this state.
     pub(super) fn knows(&self, id: AcquisitionId, state: EntryState) -> bool {
         let exported = self.exported_token(id).map(|token| EntryState::Holding(token.get()));
         self.foremost().chain(self.first()).any(|waiter| waiter.claim.id == id)
@@ -261,7 +261,7 @@ impl NameState {
         self.waiters.iter_mut().find(|waiter| waiter.claim.id == id)
     }
 
-    /// Whether a holding of this client excludes a holding in this mode.
+    /// Returns whether a holding of this client excludes a holding in this mode.
     pub(super) fn is_taken(&self, mode: Mode) -> bool {
         self.holdings.iter().any(|holding| mode == Mode::Exclusive || holding.claim.mode == Mode::Exclusive)
     }
@@ -272,12 +272,12 @@ impl NameState {
         exclusive.map(|holding| holding.claim.owner)
     }
 
-    /// Whether this client holds the name in exclusive mode.
+    /// Returns whether this client holds the name in exclusive mode.
     pub(super) fn is_held_alone(&self) -> bool {
         self.exclusive_owner().is_some()
     }
 
-    /// Whether entries of this client wait in the store.
+    /// Returns whether entries of this client wait in the store.
     pub(super) fn has_entries(&self) -> bool {
         self.foremost().any(Waiter::is_queued)
     }
@@ -287,7 +287,7 @@ impl NameState {
         let held = self.holdings.iter().filter(|holding| holding.is_renewed).map(|holding| holding.ttl).min();
         let detaching = self.detachments.iter().map(|detachment| detachment.ttl);
         let awaits_grant = self.has_entries();
-        let ttl = held.into_iter().chain(awaits_grant.then_some(GRANT)).chain(detaching).min();
+        let ttl = held.into_iter().chain(awaits_grant.then_some(GRANT_TTL)).chain(detaching).min();
         let rests = self.waiters.is_empty() && self.holdings.is_empty() && !self.is_busy();
         let is_settled = rests
             && self.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{
     Claim, ClientId, EntryRow, GivenUp, Grantee, Holder, HolderChange, Mode, Queue, Seen, Transition,
 };
@@ -56,7 +56,11 @@ pub(crate) fn decide(
     let next = successors(&sharing, &waiting);
     let grantee = |entry: &&EntryRow| Grantee {
         id: entry.id,
-        ttl: if entry.client == Some(own) || is_on(Mutation::GrantForLong) { entry.ttl } else { entry.ttl.min(GRANT) },
+        ttl: if entry.client == Some(own) || is_on(Mutation::GrantForLong) {
+            entry.ttl
+        } else {
+            entry.ttl.min(GRANT_TTL)
+        },
     };
     let may_be_free = sharing.is_empty() && row.holder != Holder::Nobody;
     let claim = claim.filter(|claim| waiting.is_empty() && !queue.is_cut_off && fits(claim.mode, &sharing));
@@ -76,7 +80,7 @@ pub(crate) fn decide(
     Decision::Apply(Transition { name: name.clone(), seen, given_up, expired, change, is_last })
 }
 
-/// Whether a claim could hold the name beside the holders that share it.
+/// Returns whether a claim could hold the name beside the holders that share it.
 fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
     match mode {
         Mode::Exclusive => sharing.is_empty(),
@@ -88,8 +92,8 @@ fn fits(mode: Mode, sharing: &[&EntryRow]) -> bool {
     }
 }
 
-/// Whether the owner of a claim shares the name already, and may share it again past waiting
-/// entries.
+/// Returns whether the owner of a claim shares the name already, and may share it again past
+/// waiting entries.
 pub(super) fn shares_again(claim: &Claim, queue: &Queue) -> bool {
     goes_past(claim.mode, Some(claim.owner), &sharing(queue))
 }

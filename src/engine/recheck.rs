@@ -40,8 +40,8 @@ impl Engine {
         self.ended.insert(name.clone(), ended);
     }
 
-    /// Whether another client probably holds a name that this client does not use: it waited for
-    /// the name when this client released it, a moment ago.
+    /// Returns whether another client probably holds a name that this client does not use: it
+    /// waited for the name when this client released it, a moment ago.
     pub(super) fn is_probably_held(&self, now: Moment, name: &LockName) -> bool {
         self.ended.get(name).is_some_and(|ended| ended.is_contended && now < ended.at + PROBABLE_HOLD)
     }

@@ -9,7 +9,7 @@ use super::{Engine, GrantTerms};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{AcquisitionId, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
@@ -119,7 +119,7 @@ impl Engine {
             waiter.state = WaiterState::Granted(token);
             return;
         }
-        let ttl = waiter.claim.ttl.min(GRANT);
+        let ttl = waiter.claim.ttl.min(GRANT_TTL);
         self.on_granted(now, name, id, terms(token, ttl));
     }
 
@@ -163,7 +163,7 @@ impl Engine {
         };
         let withdrawal = &mut state.withdrawals[i];
         // An entry that joins late delays other waiters until it is withdrawn again.
-        withdrawal.put_off(now, GRANT);
+        withdrawal.put_off(now, GRANT_TTL);
         match withdrawn {
             WithdrawalOutcome::Gone { awaited } => {
                 // A client that closes repeats nothing.
@@ -182,7 +182,7 @@ impl Engine {
         }
     }
 
-    /// Whether the client closes and no longer repeats statements that meet a row lock.
+    /// Returns whether the client closes and no longer repeats statements that meet a row lock.
     pub(super) fn stops_repeating(&self, now: Moment) -> bool {
         self.closing_since.is_some_and(|since| since + CLOSE_TIMEOUT <= now)
     }

@@ -8,7 +8,7 @@ use super::holding::{Holding, HoldingState};
 use super::name::Needs;
 use crate::clock::Moment;
 use crate::name::LockName;
-use crate::protocol::timing::BEAT;
+use crate::protocol::timing::HEARTBEAT_INTERVAL;
 
 /// The lower and upper bound of the time that the answer to a heartbeat may take.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
@@ -46,7 +46,7 @@ impl Engine {
     /// Returns how long the answer to a heartbeat may take: the rest must suffice for another beat
     /// before any lease ends.
     pub(crate) fn heartbeat_timeout(&self) -> Duration {
-        (self.shortest().unwrap_or(BEAT) / 4).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+        (self.shortest().unwrap_or(HEARTBEAT_INTERVAL) / 4).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
     /// Returns the shortest TTL that the heartbeat renews. `None`: no heartbeat is needed.

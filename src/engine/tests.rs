@@ -11,7 +11,7 @@ use super::schedule::LONGEST_TIMEOUT;
 use super::*;
 use crate::clock::reliance;
 use crate::error::Error;
-use crate::protocol::timing::{BEAT, GRANT};
+use crate::protocol::timing::{GRANT_TTL, HEARTBEAT_INTERVAL};
 use crate::protocol::{
     ChangeOutcome, Claim, ClientChange, CurrentHolder, EntryRow, EntryState, Granted, Holder, JoinOutcome, LeaseRow,
     Mode, Polled, Presence, Queue, ReleaseOutcome, Response, WithdrawalOutcome,
@@ -36,6 +36,30 @@ fn spec(name: &str, wait_mode: WaitMode) -> LeaseSpec {
         label: "".into(),
         wait_mode,
     }
+}
+
+fn token(number: i64) -> FencingToken {
+    FencingToken::new(number).expect("a token")
+}
+
+fn is_register(body: &Request) -> bool {
+    matches!(body, Request::Register { .. })
+}
+
+fn is_acquire(body: &Request) -> bool {
+    matches!(body, Request::Acquire(_))
+}
+
+fn is_enqueue(body: &Request) -> bool {
+    matches!(body, Request::Enqueue(_))
+}
+
+fn is_extend(body: &Request) -> bool {
+    matches!(body, Request::Extend(_))
+}
+
+fn is_release(body: &Request) -> bool {
+    matches!(body, Request::Release(_))
 }
 
 /// Waits for a name for `length` while the store does not answer, on a machine that wakes the
@@ -69,7 +93,7 @@ fn long_wait_without_an_answer_is_unanswered() {
 }
 
 /// The dialogue of an engine with a store whose answers the test gives.
-struct Conversation {
+struct EngineFixture {
     engine: Engine,
     now: Moment,
     /// The unanswered requests.
@@ -77,7 +101,7 @@ struct Conversation {
     actions: Vec<Action>,
 }
 
-impl Conversation {
+impl EngineFixture {
     fn new() -> Self {
         Self { engine: engine(), now: START, open: Vec::new(), actions: Vec::new() }
     }
@@ -116,7 +140,7 @@ impl Conversation {
     fn hold(&mut self, waiter: u64, spec: LeaseSpec, token: FencingToken) -> (Claim, LeaseId) {
         let waiter = WaiterId(waiter);
         self.feed(Input::Acquire { waiter, spec });
-        let claim = match self.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token))) {
+        let claim = match self.answer(is_acquire, Response::Acquired(Ok(token))) {
             Request::Acquire(claim) => claim,
             other => panic!("{other:?}"),
         };
@@ -136,67 +160,66 @@ impl Conversation {
 /// confirmation of the grant, which meets a locked row at first.
 #[test]
 fn request_before_a_confirmation_is_looked_up() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     // The heartbeat renews another lease.
-    let token = FencingToken::new(5).expect("a token");
-    store.hold(1, spec("b", WaitMode::Wait(None)), token);
-    store.actions.clear();
+    let token = token(5);
+    fixture.hold(1, spec("b", WaitMode::Wait(None)), token);
+    fixture.actions.clear();
     let spec = spec("a", WaitMode::Wait(None));
     let name = spec.name.clone();
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec });
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec });
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
-    let claim = match store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held))) {
+    let claim = match fixture.answer(is_acquire, Response::Acquired(Err(held))) {
         Request::Acquire(claim) => claim,
         other => panic!("{other:?}"),
     };
-    store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
-    store.pass(POLL_FIRST);
+    fixture.answer(is_enqueue, Response::Enqueued(held));
+    fixture.pass(POLL_FIRST);
     // The grant is about to end, so it must be confirmed.
     let polled = |asked| held_by(&claim, token, Duration::from_millis(500), asked);
     let is_poll = |body: &Request| matches!(body, Request::Poll { name: polled, .. } if *polled == name);
-    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
-    store.answer(is_poll, polled(0));
-    store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
-    store.pass(BEAT);
-    store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
-    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
-    store.pass(LOCKED_ROW_PAUSE);
-    store.answer(is_extend, Response::Extended(ChangeOutcome::Done));
-    assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", store.actions);
-    store.answer(is_poll, polled(5));
-    assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
+    fixture.answer(is_poll, polled(0));
+    fixture.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
+    fixture.pass(HEARTBEAT_INTERVAL);
+    fixture.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
+    fixture.answer(is_register, Response::Registered(1));
+    fixture.pass(LOCKED_ROW_PAUSE);
+    fixture.answer(is_extend, Response::Extended(ChangeOutcome::Done));
+    assert!(fixture.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", fixture.actions);
+    fixture.answer(is_poll, polled(5));
+    assert!(fixture.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", fixture.actions);
 }
 
 /// Ends a lease after a second, and returns for how long its release keeps the name.
-fn kept_after(end: impl FnOnce(&mut Conversation, LeaseId)) -> Duration {
-    let mut store = Conversation::new();
+fn kept_after(end: impl FnOnce(&mut EngineFixture, LeaseId)) -> Duration {
+    let mut fixture = EngineFixture::new();
     let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: Some(Duration::from_secs(2)) };
     let spec = LeaseSpec { hold_time, ..spec("a", WaitMode::Wait(None)) };
-    let (_, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
-    store.pass(Duration::from_secs(1));
-    end(&mut store, lease);
-    let release = store.open.iter().find_map(|(_, body)| match body {
+    let (_, lease) = fixture.hold(1, spec, token(5));
+    fixture.pass(Duration::from_secs(1));
+    end(&mut fixture, lease);
+    let release = fixture.open.iter().find_map(|(_, body)| match body {
         Request::Release(release) => Some(release.keep_for),
         // The queue is read first.
         Request::Read { .. } => Some(Duration::ZERO),
         _ => None,
     });
-    release.unwrap_or_else(|| panic!("not released: {:?}", store.open))
+    release.unwrap_or_else(|| panic!("not released: {:?}", fixture.open))
 }
 
 #[test]
 fn name_is_kept_however_its_lease_ends() {
     let remainder = Duration::from_secs(29);
-    assert_eq!(kept_after(|store, lease| store.feed(Input::Release { lease })), remainder);
-    assert_eq!(kept_after(|store, _| store.feed(Input::Close)), remainder);
+    assert_eq!(kept_after(|fixture, lease| fixture.feed(Input::Release { lease })), remainder);
+    assert_eq!(kept_after(|fixture, _| fixture.feed(Input::Close)), remainder);
     // The lease ends at its `max_hold`.
     let second = Duration::from_secs(1);
-    assert_eq!(kept_after(|store, _| store.pass(second)), remainder - second);
+    assert_eq!(kept_after(|fixture, _| fixture.pass(second)), remainder - second);
 }
 
 #[test]
 fn name_of_undelivered_lease_is_not_kept() {
-    assert_eq!(kept_after(|store, lease| store.feed(Input::Discard { lease })), Duration::ZERO);
+    assert_eq!(kept_after(|fixture, lease| fixture.feed(Input::Discard { lease })), Duration::ZERO);
 }
 
 /// The answer to a poll that this claim holds the name.
@@ -215,122 +238,119 @@ fn is_poll_of(name: &str) -> impl Fn(&Request) -> bool {
 /// during a long pause.
 #[test]
 fn notice_is_followed_while_a_change_pauses() {
-    let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
-    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
-    store.feed(Input::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
-    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
+    let mut fixture = EngineFixture::new();
+    let token = token(5);
+    let (claim, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+    fixture.feed(Input::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     for pause in [50, 100, 200, 400, 250] {
-        store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
-        store.pass(Duration::from_millis(pause));
+        fixture.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
+        fixture.pass(Duration::from_millis(pause));
     }
-    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(1));
-    store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 5));
-    assert!(store.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", store.actions);
+    fixture.answer(is_register, Response::Registered(1));
+    fixture.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 5));
+    assert!(fixture.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", fixture.actions);
 }
 
 /// The holder changes its lease in a transaction that the lease fences.
 #[test]
 fn change_under_a_lasting_lock_is_given_up() {
     for amendment in [Amendment::Extend(Duration::from_secs(60)), Amendment::Downgrade] {
-        let mut store = Conversation::new();
-        let token = FencingToken::new(5).expect("a token");
+        let mut fixture = EngineFixture::new();
+        let token = token(5);
         let spec = LeaseSpec { ttl: Duration::from_secs(60), ..spec("a", WaitMode::Wait(None)) };
-        let (_, lease) = store.hold(1, spec, token);
+        let (_, lease) = fixture.hold(1, spec, token);
         // An earlier attempt of the acquisition may still arrive. It changes nothing.
-        store.engine.names.values_mut().for_each(|state| state.holdings[0].lingers = true);
-        store.feed(Input::Amend { lease, amendment });
-        let start = store.now;
+        fixture.engine.names.values_mut().for_each(|state| state.holdings[0].lingers = true);
+        fixture.feed(Input::Amend { lease, amendment });
+        let start = fixture.now;
         let is_change = |body: &Request| matches!(body, Request::Extend(_) | Request::Downgrade { .. });
         let is_given_up = |action: &Action| matches!(action, Action::Amended { result: Err(NotAmended::Locked), .. });
-        while !store.has_acted(is_given_up) {
+        while !fixture.has_acted(is_given_up) {
             let locked = match amendment {
                 Amendment::Downgrade => Response::Downgraded(ChangeOutcome::Locked),
                 _ => Response::Extended(ChangeOutcome::Locked),
             };
-            store.answer(is_change, locked);
-            store.pass(Duration::from_secs(1));
-            store.open.retain(|(_, body)| is_change(body));
+            fixture.answer(is_change, locked);
+            fixture.pass(Duration::from_secs(1));
+            fixture.open.retain(|(_, body)| is_change(body));
         }
-        let took = store.now.since(start);
+        let took = fixture.now.since(start);
         assert!((Duration::from_secs(10)..Duration::from_secs(13)).contains(&took), "{took:?}");
-        assert!(store.open.is_empty(), "{:?}", store.open);
+        assert!(fixture.open.is_empty(), "{:?}", fixture.open);
     }
 }
 
 /// The first attempt of a downgrade may arrive when the owner's other holding has ended.
 #[test]
 fn refused_conversion_that_may_follow_loses_the_lease() {
-    let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
-    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
-    store.feed(Input::Amend { lease, amendment: Amendment::Downgrade });
-    let sent = store.open.iter().position(|(_, body)| matches!(body, Request::Downgrade { .. }));
-    let (request, _) = store.open.remove(sent.expect("a request"));
+    let mut fixture = EngineFixture::new();
+    let token = token(5);
+    let (claim, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+    fixture.feed(Input::Amend { lease, amendment: Amendment::Downgrade });
+    let sent = fixture.open.iter().position(|(_, body)| matches!(body, Request::Downgrade { .. }));
+    let (request, _) = fixture.open.remove(sent.expect("a request"));
     let result = Ok(Response::Downgraded(ChangeOutcome::NotHeld));
-    let answer = Answer { sent_at: store.now, may_linger: true, is_repeated: true, result };
-    store.feed(Input::Answer { request, answer });
-    store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
-    assert!(store.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", store.actions);
+    let answer = Answer { sent_at: fixture.now, may_linger: true, is_repeated: true, result };
+    fixture.feed(Input::Answer { request, answer });
+    fixture.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
+    assert!(fixture.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", fixture.actions);
 }
 
 /// A lease with a longer TTL enters a holding whose row is locked.
 #[test]
 fn ttl_raise_on_locked_row_is_repeated_later() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let short = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
     let long = LeaseSpec { ttl: Duration::from_secs(60), ..short.clone() };
-    store.hold(1, short, FencingToken::new(5).expect("a token"));
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec: long });
-    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
+    fixture.hold(1, short, token(5));
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: long });
     for pause in [50, 100, 200] {
-        store.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
-        store.pass(Duration::from_millis(pause - 1));
-        assert!(!store.open.iter().any(|(_, body)| is_extend(body)), "repeated before {pause} ms");
-        store.pass(Duration::from_millis(1));
+        fixture.answer(is_extend, Response::Extended(ChangeOutcome::Locked));
+        fixture.pass(Duration::from_millis(pause - 1));
+        assert!(!fixture.open.iter().any(|(_, body)| is_extend(body)), "repeated before {pause} ms");
+        fixture.pass(Duration::from_millis(1));
     }
-    store.answer(is_extend, Response::Extended(ChangeOutcome::Done));
+    fixture.answer(is_extend, Response::Extended(ChangeOutcome::Done));
 }
 
 /// A lease that is to be renewed enters a holding while its TTL is being raised for another one.
 #[test]
 fn wants_during_an_extension_are_sent_after_it() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let short = LeaseSpec { reenters: true, is_renewed: false, ..spec("a", WaitMode::Wait(None)) };
     let long = LeaseSpec { ttl: Duration::from_secs(60), ..short.clone() };
     let kept = LeaseSpec { is_renewed: true, ..long.clone() };
-    store.hold(1, short, FencingToken::new(5).expect("a token"));
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec: long });
-    store.feed(Input::Acquire { waiter: WaiterId(3), spec: kept });
-    let is_extend = |body: &Request| matches!(body, Request::Extend(_));
+    fixture.hold(1, short, token(5));
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: long });
+    fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: kept });
     for is_renewed in [false, true] {
-        match store.answer(is_extend, Response::Extended(ChangeOutcome::Done)) {
+        match fixture.answer(is_extend, Response::Extended(ChangeOutcome::Done)) {
             Request::Extend(sent) => assert_eq!(matches!(sent.client_change, ClientChange::Set(_)), is_renewed),
             other => panic!("{other:?}"),
         }
     }
-    assert!(!store.open.iter().any(|(_, body)| is_extend(body)), "{:?}", store.open);
+    assert!(!fixture.open.iter().any(|(_, body)| is_extend(body)), "{:?}", fixture.open);
 }
 
 /// Two leases of a holding are released together while a fence has locked it.
 #[test]
 fn releases_under_a_fence_are_all_answered() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let spec = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
-    let token = FencingToken::new(5).expect("a token");
-    let (claim, _) = store.hold(1, spec.clone(), token);
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec });
-    let grants = store.actions.iter().filter_map(|action| match action {
+    let token = token(5);
+    let (claim, _) = fixture.hold(1, spec.clone(), token);
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec });
+    let grants = fixture.actions.iter().filter_map(|action| match action {
         Action::Granted { grant, .. } => Some(grant.lease),
         _ => None,
     });
     for lease in grants.collect::<Vec<_>>() {
-        store.feed(Input::Release { lease });
+        fixture.feed(Input::Release { lease });
     }
-    store.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
-    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::Locked));
+    fixture.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
     let is_released = |action: &&Action| matches!(action, Action::Released { verdict: Verdict::Held, .. });
-    assert_eq!(store.actions.iter().filter(is_released).count(), 2, "{:?}", store.actions);
+    assert_eq!(fixture.actions.iter().filter(is_released).count(), 2, "{:?}", fixture.actions);
 }
 
 /// The release is answered after the holding would have ended without it.
@@ -338,16 +358,16 @@ fn releases_under_a_fence_are_all_answered() {
 fn late_answer_to_a_release_decides_the_verdict() {
     let not_held = ReleaseOutcome::NotHeld { lost: 5, token: 6 };
     for (outcome, is_held) in [(ReleaseOutcome::Ended { awaited: false }, true), (not_held, false)] {
-        let mut store = Conversation::new();
+        let mut fixture = EngineFixture::new();
         let spec = spec("a", WaitMode::Wait(None));
         let ttl = spec.ttl;
-        let (_, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
-        store.feed(Input::Release { lease });
-        store.pass(2 * ttl);
+        let (_, lease) = fixture.hold(1, spec, token(5));
+        fixture.feed(Input::Release { lease });
+        fixture.pass(2 * ttl);
         let is_verdict = |action: &&Action| matches!(action, Action::Released { .. } | Action::Lost { .. });
-        assert!(!store.actions.iter().any(|action| is_verdict(&action)), "{:?}", store.actions);
-        store.answer(|body| matches!(body, Request::Release(_)), Response::Released(outcome));
-        let verdict = store.actions.iter().find(is_verdict);
+        assert!(!fixture.actions.iter().any(|action| is_verdict(&action)), "{:?}", fixture.actions);
+        fixture.answer(is_release, Response::Released(outcome));
+        let verdict = fixture.actions.iter().find(is_verdict);
         assert_eq!(matches!(verdict, Some(Action::Released { verdict: Verdict::Held, .. })), is_held, "{verdict:?}");
     }
 }
@@ -367,14 +387,14 @@ fn verdict_of_an_ended_holding_follows_from_its_name() {
         (false, 0, 0, "Lost(Superseded)"),
         (true, 0, 0, "Unknown"),
     ] {
-        let mut store = Conversation::new();
-        let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-        store.feed(Input::Release { lease });
-        let (request, _) = store.open.remove(0);
+        let mut fixture = EngineFixture::new();
+        let (_, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token(5));
+        fixture.feed(Input::Release { lease });
+        let (request, _) = fixture.open.remove(0);
         let result = Ok(Response::Released(ReleaseOutcome::NotHeld { lost, token: latest }));
-        let answer = Answer { sent_at: store.now, may_linger: false, is_repeated, result };
-        store.feed(Input::Answer { request, answer });
-        let verdict = store.actions.iter().find_map(|action| match action {
+        let answer = Answer { sent_at: fixture.now, may_linger: false, is_repeated, result };
+        fixture.feed(Input::Answer { request, answer });
+        let verdict = fixture.actions.iter().find_map(|action| match action {
             Action::Released { verdict, .. } => Some(format!("{verdict:?}")),
             _ => None,
         });
@@ -385,48 +405,48 @@ fn verdict_of_an_ended_holding_follows_from_its_name() {
 /// The next heartbeat may be answered before the lease ends.
 #[test]
 fn lease_outlives_a_failed_heartbeat() {
-    let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
-    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
-    store.pass(BEAT);
-    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
-    store.answer(is_poll_of("a"), held_by(&claim, token, claim.ttl, 0));
-    let deadline = store.now + reliance(claim.ttl);
-    store.pass(BEAT);
-    let (request, body) = store.open.remove(0);
+    let mut fixture = EngineFixture::new();
+    let token = token(5);
+    let (claim, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+    fixture.pass(HEARTBEAT_INTERVAL);
+    fixture.answer(is_register, Response::Registered(0));
+    fixture.answer(is_poll_of("a"), held_by(&claim, token, claim.ttl, 0));
+    let deadline = fixture.now + reliance(claim.ttl);
+    fixture.pass(HEARTBEAT_INTERVAL);
+    let (request, body) = fixture.open.remove(0);
     assert!(matches!(body, Request::Beat { .. }), "{body:?}");
     let result = Err(SharedError(Arc::new(Error::Closed)));
-    store.feed(Input::Answer {
+    fixture.feed(Input::Answer {
         request,
-        answer: Answer { sent_at: store.now, may_linger: false, is_repeated: false, result },
+        answer: Answer { sent_at: fixture.now, may_linger: false, is_repeated: false, result },
     });
     let is_lost = |action: &Action| matches!(action, Action::Lost { cause: LossCause::Expired, .. });
-    assert_eq!(store.engine.deadline(lease), Some(deadline));
-    assert!(!store.has_acted(is_lost), "{:?}", store.actions);
-    store.pass(deadline.since(store.now));
-    assert!(store.has_acted(is_lost), "{:?}", store.actions);
+    assert_eq!(fixture.engine.deadline(lease), Some(deadline));
+    assert!(!fixture.has_acted(is_lost), "{:?}", fixture.actions);
+    fixture.pass(deadline.since(fixture.now));
+    assert!(fixture.has_acted(is_lost), "{:?}", fixture.actions);
 }
 
 /// A caller suspects that its lease was taken away, as a failed fence shows.
 #[test]
 fn suspected_loss_is_looked_up_at_once() {
     for is_lost in [false, true] {
-        let mut store = Conversation::new();
-        let token = FencingToken::new(5).expect("a token");
-        let (claim, _) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
-        store.feed(Input::LookUp { name: claim.name.clone() });
+        let mut fixture = EngineFixture::new();
+        let token = token(5);
+        let (claim, _) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+        fixture.feed(Input::LookUp { name: claim.name.clone() });
         let held = held_by(&claim, token, claim.ttl, 0);
-        store.answer(is_poll_of("a"), if is_lost { Response::Polled(None) } else { held });
+        fixture.answer(is_poll_of("a"), if is_lost { Response::Polled(None) } else { held });
         let reports = |action: &Action| matches!(action, Action::Lost { cause: LossCause::Superseded, .. });
-        assert_eq!(store.has_acted(reports), is_lost, "{:?}", store.actions);
+        assert_eq!(fixture.has_acted(reports), is_lost, "{:?}", fixture.actions);
     }
 }
 
 /// The beat that fails must leave time for another one before any lease ends.
 #[test]
 fn heartbeat_timeout_follows_the_shortest_ttl() {
-    let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
+    let mut fixture = EngineFixture::new();
+    let token = token(5);
     let seconds = Duration::from_secs;
     for (waiter, name, ttl, timeout) in [
         (1, "a", seconds(60), LONGEST_TIMEOUT),
@@ -434,8 +454,8 @@ fn heartbeat_timeout_follows_the_shortest_ttl() {
         (3, "c", seconds(1), seconds(1) / 4),
         (4, "d", seconds(10), seconds(1) / 4),
     ] {
-        store.hold(waiter, LeaseSpec { ttl, ..spec(name, WaitMode::Wait(None)) }, token);
-        assert_eq!(store.engine.heartbeat_timeout(), timeout, "{name}");
+        fixture.hold(waiter, LeaseSpec { ttl, ..spec(name, WaitMode::Wait(None)) }, token);
+        assert_eq!(fixture.engine.heartbeat_timeout(), timeout, "{name}");
     }
 }
 
@@ -443,182 +463,183 @@ fn heartbeat_timeout_follows_the_shortest_ttl() {
 #[test]
 fn releases_before_a_restart_are_looked_up() {
     for is_repeated in [false, true] {
-        let mut store = Conversation::new();
-        let token = FencingToken::new(5).expect("a token");
+        let mut fixture = EngineFixture::new();
+        let token = token(5);
         for (waiter, name) in [(1, "a"), (2, "b")] {
-            let (_, lease) = store.hold(waiter, spec(name, WaitMode::Wait(None)), token);
-            store.feed(Input::Release { lease });
+            let (_, lease) = fixture.hold(waiter, spec(name, WaitMode::Wait(None)), token);
+            fixture.feed(Input::Release { lease });
             let ended = Response::Released(ReleaseOutcome::Ended { awaited: false });
-            store.answer(|body| matches!(body, Request::Release(_)), ended);
+            fixture.answer(is_release, ended);
         }
-        store.feed(Input::Acquire { waiter: WaiterId(3), spec: spec("c", WaitMode::Wait(None)) });
-        let (request, _) = store.open.remove(0);
+        fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: spec("c", WaitMode::Wait(None)) });
+        let (request, _) = fixture.open.remove(0);
         let result = Ok(Response::Acquired(Ok(token)));
-        let answer = Answer { sent_at: store.now, may_linger: false, is_repeated, result };
-        store.feed(Input::Answer { request, answer });
-        store.pass(BEAT);
-        store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
-        let reads = |store: &Conversation| {
+        let answer = Answer { sent_at: fixture.now, may_linger: false, is_repeated, result };
+        fixture.feed(Input::Answer { request, answer });
+        fixture.pass(HEARTBEAT_INTERVAL);
+        fixture.answer(is_register, Response::Registered(0));
+        let reads = |fixture: &EngineFixture| {
             let is_read = |(_, body): &&(RequestId, Request)| matches!(body, Request::Read { .. });
-            store.open.iter().filter(is_read).count()
+            fixture.open.iter().filter(is_read).count()
         };
         // Many reads at once would delay other requests.
-        assert_eq!(reads(&store), usize::from(is_repeated), "{:?}", store.open);
-        store.pass(Duration::from_millis(1));
-        assert_eq!(reads(&store), 2 * usize::from(is_repeated), "{:?}", store.open);
+        assert_eq!(reads(&fixture), usize::from(is_repeated), "{:?}", fixture.open);
+        fixture.pass(Duration::from_millis(1));
+        assert_eq!(reads(&fixture), 2 * usize::from(is_repeated), "{:?}", fixture.open);
     }
 }
 
 /// Waits for two names that another client holds, with entries in the store.
-fn waits_for_two_names() -> Conversation {
-    let store = with_two_waits(Conversation::new());
-    assert!(store.open.is_empty(), "{:?}", store.open);
-    store
+fn waits_for_two_names() -> EngineFixture {
+    let fixture = with_two_waits(EngineFixture::new());
+    assert!(fixture.open.is_empty(), "{:?}", fixture.open);
+    fixture
 }
 
-fn with_two_waits(mut store: Conversation) -> Conversation {
+fn with_two_waits(mut fixture: EngineFixture) -> EngineFixture {
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     for (waiter, name) in [(WaiterId(1), "a"), (WaiterId(2), "b")] {
-        store.feed(Input::Acquire { waiter, spec: spec(name, WaitMode::Wait(None)) });
-        store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
-        store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
+        fixture.feed(Input::Acquire { waiter, spec: spec(name, WaitMode::Wait(None)) });
+        fixture.answer(is_acquire, Response::Acquired(Err(held)));
+        fixture.answer(is_enqueue, Response::Enqueued(held));
     }
-    store
+    fixture
 }
 
 #[test]
 fn wait_behind_a_holder_is_reported_once() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
-    store.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
-    store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
+    fixture.answer(is_acquire, Response::Acquired(Err(held)));
+    fixture.answer(is_enqueue, Response::Enqueued(held));
     let is_report = |action: &&Action| matches!(action, Action::Waits { waiter: WaiterId(1) });
-    assert_eq!(store.actions.iter().filter(is_report).count(), 1, "{:?}", store.actions);
+    assert_eq!(fixture.actions.iter().filter(is_report).count(), 1, "{:?}", fixture.actions);
 }
 
 /// The store answers no poll of the waiting entry.
 #[test]
 fn queued_waiter_without_an_answer_is_unanswered() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let length = Duration::from_secs(5);
     let held = CurrentHolder::Valid { owner: None, remaining: 2 * length };
     let spec = spec("a", WaitMode::Wait(Some(START + length)));
-    store.feed(Input::Acquire { waiter: WaiterId(1), spec });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
-    store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
-    store.pass(POLL_FIRST);
-    assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);
-    store.pass(length);
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec });
+    fixture.answer(is_acquire, Response::Acquired(Err(held)));
+    fixture.answer(is_enqueue, Response::Enqueued(held));
+    fixture.pass(POLL_FIRST);
+    assert!(fixture.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", fixture.open);
+    fixture.pass(length);
     let is_unanswered = |action: &Action| matches!(action, Action::Refused { refusal: Refusal::NoAnswer, .. });
-    assert!(store.has_acted(is_unanswered), "{:?}", store.actions);
+    assert!(fixture.has_acted(is_unanswered), "{:?}", fixture.actions);
 }
 
 /// A try waits for its answer between the reader and the waiter that keeps the reader out.
 #[test]
 fn wait_behind_a_try_and_a_waiter_is_reported() {
-    let mut store = waits_for_two_names();
-    let tries = LeaseSpec { reenters: true, ..spec("a", WaitMode::Try(START + BEAT)) };
-    store.feed(Input::Acquire { waiter: WaiterId(3), spec: tries });
+    let mut fixture = waits_for_two_names();
+    let tries = LeaseSpec { reenters: true, ..spec("a", WaitMode::Try(START + HEARTBEAT_INTERVAL)) };
+    fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: tries });
     let reads = LeaseSpec { mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
-    store.feed(Input::Acquire { waiter: WaiterId(4), spec: reads });
+    fixture.feed(Input::Acquire { waiter: WaiterId(4), spec: reads });
     let is_reported = |action: &Action| matches!(action, Action::Waits { waiter: WaiterId(4) });
-    assert!(store.has_acted(is_reported), "{:?}", store.actions);
+    assert!(fixture.has_acted(is_reported), "{:?}", fixture.actions);
 }
 
 /// A lease that the client does not know keeps its waiters out as long as the client beats.
 #[test]
 fn polled_holding_of_no_caller_is_withdrawn() {
-    let mut store = waits_for_two_names();
+    let mut fixture = waits_for_two_names();
     let (holder, client) = (Holder::Lease(AcquisitionId::from_u128(9)), Some(ClientId::from_u128(1)));
-    let row = LeaseRow { holder, owner: None, client, token: 5, remaining: Some(GRANT), waiting: 1, lost: 0, asked: 0 };
-    store.feed(Input::Notified(Notification::AnyName));
+    let row =
+        LeaseRow { holder, owner: None, client, token: 5, remaining: Some(GRANT_TTL), waiting: 1, lost: 0, asked: 0 };
+    fixture.feed(Input::Notified(Notification::AnyName));
     let polled = Polled { row, presences: vec![Presence::Waiting { ahead: 0 }] };
-    store.answer(is_poll_of("a"), Response::Polled(Some(polled)));
+    fixture.answer(is_poll_of("a"), Response::Polled(Some(polled)));
     let is_meant = |body: &Request| matches!(body, Request::Withdraw { id, .. } if *id == AcquisitionId::from_u128(9));
-    assert!(store.open.iter().any(|(_, body)| is_meant(body)), "{:?}", store.open);
+    assert!(fixture.open.iter().any(|(_, body)| is_meant(body)), "{:?}", fixture.open);
 }
 
 /// The remaining time of the grant may be over before a release gets through.
 #[test]
 fn grant_found_late_is_extended_before_its_use() {
-    let mut store = waits_for_two_names();
-    store.pass(POLL_FIRST);
-    let holder = store.open.iter().find_map(|(_, body)| match body {
+    let mut fixture = waits_for_two_names();
+    fixture.pass(POLL_FIRST);
+    let holder = fixture.open.iter().find_map(|(_, body)| match body {
         Request::Poll { ids, .. } if is_poll_of("a")(body) => Some(Holder::Lease(ids[0])),
         _ => None,
     });
-    let (token, remaining) = (FencingToken::new(5).expect("a token"), Some(GRANT / 3));
+    let (token, remaining) = (token(5), Some(GRANT_TTL / 3));
     let (holder, client) = (holder.expect("a poll"), Some(ClientId::from_u128(1)));
     let row = LeaseRow { holder, owner: None, client, token: 5, remaining, waiting: 0, lost: 0, asked: 0 };
     let presences = vec![Presence::Holding { token, remaining }];
-    store.answer(is_poll_of("a"), Response::Polled(Some(Polled { row, presences })));
+    fixture.answer(is_poll_of("a"), Response::Polled(Some(Polled { row, presences })));
     let is_granted = |action: &Action| matches!(action, Action::Granted { .. });
-    assert!(!store.has_acted(is_granted), "{:?}", store.actions);
-    store.answer(|body| matches!(body, Request::Extend(_)), Response::Extended(ChangeOutcome::Done));
-    assert!(store.has_acted(is_granted), "{:?}", store.actions);
+    assert!(!fixture.has_acted(is_granted), "{:?}", fixture.actions);
+    fixture.answer(is_extend, Response::Extended(ChangeOutcome::Done));
+    assert!(fixture.has_acted(is_granted), "{:?}", fixture.actions);
 }
 
 /// Waits for two names, and is notified of the grant of one. The heartbeat was answered with two
 /// notices, and the grant was made after `notice`.
-fn notified_of_grant(notice: i64, ttl: Duration) -> Conversation {
-    let mut store = Conversation::new();
-    store.engine.set_can_notify(true);
-    let mut store = with_two_waits(store);
-    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(2));
+fn notified_of_grant(notice: i64, ttl: Duration) -> EngineFixture {
+    let mut fixture = EngineFixture::new();
+    fixture.engine.set_can_notify(true);
+    let mut fixture = with_two_waits(fixture);
+    fixture.answer(is_register, Response::Registered(2));
     let name = LockName::new("a").expect("a name");
-    let claim = &mut store.engine.names.get_mut(&name).expect("a wait").waiters[0].claim;
+    let claim = &mut fixture.engine.names.get_mut(&name).expect("a wait").waiters[0].claim;
     claim.ttl = ttl;
     let id = claim.id;
-    let granted = Granted { id, token: FencingToken::new(5).expect("a token") };
-    store.feed(Input::Notified(Notification::Granted { name, granted, notice }));
-    store
+    let granted = Granted { id, token: token(5) };
+    fixture.feed(Input::Notified(Notification::Granted { name, granted, notice }));
+    fixture
 }
 
 #[test]
 fn notified_grant_needs_no_poll() {
-    let store = notified_of_grant(2, 10 * GRANT);
+    let fixture = notified_of_grant(2, 10 * GRANT_TTL);
     let is_granted = |action: &Action| matches!(action, Action::Granted { grant, .. } if grant.token.get() == 5);
-    assert!(store.has_acted(is_granted), "{:?}", store.actions);
-    assert!(store.open.is_empty(), "{:?}", store.open);
+    assert!(fixture.has_acted(is_granted), "{:?}", fixture.actions);
+    assert!(fixture.open.is_empty(), "{:?}", fixture.open);
 }
 
 /// Any role can send a notification; the heartbeat renews a short TTL without an extension.
 #[test]
 fn notified_grant_of_a_short_ttl_is_checked() {
-    let mut store = notified_of_grant(2, GRANT);
-    store.pass(Duration::from_millis(200));
-    store.answer(|body| matches!(body, Request::Extend(_)), Response::Extended(ChangeOutcome::NotHeld));
-    store.answer(is_poll_of("a"), Response::Polled(None));
-    assert!(store.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", store.actions);
+    let mut fixture = notified_of_grant(2, GRANT_TTL);
+    fixture.pass(Duration::from_millis(200));
+    fixture.answer(is_extend, Response::Extended(ChangeOutcome::NotHeld));
+    fixture.answer(is_poll_of("a"), Response::Polled(None));
+    assert!(fixture.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", fixture.actions);
 }
 
 /// A later notice may say that the grant was taken away again.
 #[test]
 fn notified_grant_before_a_notice_is_polled() {
-    let store = notified_of_grant(1, 10 * GRANT);
+    let fixture = notified_of_grant(1, 10 * GRANT_TTL);
     let is_granted = |action: &Action| matches!(action, Action::Granted { .. });
-    assert!(!store.has_acted(is_granted), "{:?}", store.actions);
-    assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);
+    assert!(!fixture.has_acted(is_granted), "{:?}", fixture.actions);
+    assert!(fixture.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", fixture.open);
 }
 
 #[test]
 fn notification_without_a_name_polls_all_names() {
-    let mut store = waits_for_two_names();
-    store.feed(Input::Notified(Notification::AnyName));
+    let mut fixture = waits_for_two_names();
+    fixture.feed(Input::Notified(Notification::AnyName));
     let polls: Vec<_> =
-        ["a", "b"].map(|name| store.open.iter().filter(|(_, body)| is_poll_of(name)(body)).count()).into();
+        ["a", "b"].map(|name| fixture.open.iter().filter(|(_, body)| is_poll_of(name)(body)).count()).into();
     assert_eq!(polls, [1, 1]);
     // The next notification comes too soon.
-    store.feed(Input::Notified(Notification::AnyName));
-    assert_eq!(store.open.len(), 2);
+    fixture.feed(Input::Notified(Notification::AnyName));
+    assert_eq!(fixture.open.len(), 2);
 }
 
 #[test]
 fn client_without_notifications_polls_soon() {
-    let mut store = waits_for_two_names();
-    store.pass(POLL_SOONEST);
-    assert_eq!(store.open.len(), 2, "{:?}", store.open);
+    let mut fixture = waits_for_two_names();
+    fixture.pass(POLL_SOONEST);
+    assert_eq!(fixture.open.len(), 2, "{:?}", fixture.open);
 }
 
 /// Clients that pass a name on as soon as a poll shows that it is theirs. Polls take no time.
@@ -652,73 +673,73 @@ fn long_queue_is_as_fast_as_short_one() {
 /// A fence keeps a lock on the row until the transaction ends, possibly after the shutdown.
 #[test]
 fn close_ends_while_a_row_stays_locked() {
-    let mut store = Conversation::new();
-    store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.feed(Input::Close);
+    let mut fixture = EngineFixture::new();
+    fixture.hold(1, spec("a", WaitMode::Wait(None)), token(5));
+    fixture.feed(Input::Close);
     let closes = |action: &Action| matches!(action, Action::Closed { error: Some(_) });
     for _ in 0..100 {
-        while let Some((request, body)) = store.open.pop() {
+        while let Some((request, body)) = fixture.open.pop() {
             let response = match body {
                 Request::Release(_) => Response::Released(ReleaseOutcome::Locked),
                 Request::Withdraw { .. } => Response::Withdrawn(WithdrawalOutcome::Locked),
                 _ => Response::Registered(1),
             };
-            let answer = Answer { sent_at: store.now, may_linger: false, is_repeated: false, result: Ok(response) };
-            store.feed(Input::Answer { request, answer });
+            let answer = Answer { sent_at: fixture.now, may_linger: false, is_repeated: false, result: Ok(response) };
+            fixture.feed(Input::Answer { request, answer });
         }
-        store.pass(Duration::from_millis(100));
+        fixture.pass(Duration::from_millis(100));
     }
-    assert!(store.has_acted(closes), "{:?}", store.actions);
+    assert!(fixture.has_acted(closes), "{:?}", fixture.actions);
 }
 
 /// The store knows nothing of a waiter that stood behind another one in this process.
 #[test]
 fn waiter_that_never_asked_leaves_without_a_statement() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
+        fixture.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
     }
     for waiter in (2..=50).map(WaiterId) {
-        store.feed(Input::Cancel { waiter });
+        fixture.feed(Input::Cancel { waiter });
     }
-    let token = FencingToken::new(5).expect("a token");
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Ok(token)));
-    assert!(store.has_acted(|action| matches!(action, Action::Granted { .. })));
-    let sent = store.open.iter().find(|(_, body)| matches!(body, Request::Withdraw { .. }));
+    let token = token(5);
+    fixture.answer(is_acquire, Response::Acquired(Ok(token)));
+    assert!(fixture.has_acted(|action| matches!(action, Action::Granted { .. })));
+    let sent = fixture.open.iter().find(|(_, body)| matches!(body, Request::Withdraw { .. }));
     assert!(sent.is_none(), "{sent:?}");
 }
 
 /// The store answers nothing. It can know the first waiter only.
 #[test]
 fn waiters_behind_failed_request_leave_without_statement() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     for waiter in (1..=50).map(WaiterId) {
-        store.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
+        fixture.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
     }
-    let (request, _) = store.open.remove(0);
+    let (request, _) = fixture.open.remove(0);
     let error = Error::Unavailable { attempted: "acquire", reason: "cut off".into(), source: None };
     let answer =
-        Answer { sent_at: store.now, may_linger: true, is_repeated: true, result: Err(SharedError(Arc::new(error))) };
-    store.feed(Input::Answer { request, answer });
-    let withdrawals = &store.engine.names.values().next().expect("the name").withdrawals;
+        Answer { sent_at: fixture.now, may_linger: true, is_repeated: true, result: Err(SharedError(Arc::new(error))) };
+    fixture.feed(Input::Answer { request, answer });
+    let withdrawals = &fixture.engine.names.values().next().expect("the name").withdrawals;
     assert_eq!(withdrawals.len(), 1, "{withdrawals:?}");
 }
 
 /// Another claim may succeed, so the other waiters go on.
 #[test]
 fn error_about_one_name_ends_one_wait() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     for waiter in [WaiterId(1), WaiterId(2)] {
-        store.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
+        fixture.feed(Input::Acquire { waiter, spec: spec("a", WaitMode::Wait(None)) });
     }
-    let (request, _) = store.open.remove(0);
+    let (request, _) = fixture.open.remove(0);
     let source = sqlx::Error::Decode("not a number".into());
     let result = Err(SharedError(Arc::new(Error::Database { attempted: "acquire", source })));
-    store.feed(Input::Answer {
+    fixture.feed(Input::Answer {
         request,
-        answer: Answer { sent_at: store.now, may_linger: false, is_repeated: false, result },
+        answer: Answer { sent_at: fixture.now, may_linger: false, is_repeated: false, result },
     });
-    let refused = store.actions.iter().filter_map(|action| match action {
+    let refused = fixture.actions.iter().filter_map(|action| match action {
         Action::Refused { waiter, .. } => Some(*waiter),
         _ => None,
     });
@@ -728,29 +749,29 @@ fn error_about_one_name_ends_one_wait() {
 /// A caller asks for another name, whose row cannot be read, again and again.
 #[test]
 fn error_about_one_name_delays_no_other_name() {
-    let mut store = Conversation::new();
-    store.hold(1, spec("b", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
-    let (request, _) = store.open.remove(0);
+    let mut fixture = EngineFixture::new();
+    fixture.hold(1, spec("b", WaitMode::Wait(None)), token(5));
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
+    let (request, _) = fixture.open.remove(0);
     let source = sqlx::Error::Decode("not a number".into());
     let error = Error::Database { attempted: "acquire", source };
     let result = Err(SharedError(Arc::new(error)));
-    store.feed(Input::Answer {
+    fixture.feed(Input::Answer {
         request,
-        answer: Answer { sent_at: store.now, may_linger: false, is_repeated: false, result },
+        answer: Answer { sent_at: fixture.now, may_linger: false, is_repeated: false, result },
     });
-    assert!(store.engine.is_steady(store.now));
+    assert!(fixture.engine.is_steady(fixture.now));
 }
 
 /// The name was swept, or the store has lost it.
 #[test]
 fn release_without_a_row_reads_it_once() {
-    let mut store = Conversation::new();
-    let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.engine.steady_at = START + BEAT;
-    store.feed(Input::Release { lease });
-    store.answer(|body| matches!(body, Request::Read { .. }), Response::Read(None));
-    assert!(matches!(store.open[..], [(_, Request::Release(_))]), "{:?}", store.open);
+    let mut fixture = EngineFixture::new();
+    let (_, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token(5));
+    fixture.engine.steady_at = START + HEARTBEAT_INTERVAL;
+    fixture.feed(Input::Release { lease });
+    fixture.answer(is_read, Response::Read(None));
+    assert!(matches!(fixture.open[..], [(_, Request::Release(_))]), "{:?}", fixture.open);
 }
 
 /// A failover may lose the export of a lease that a waiter of the same client resumes.
@@ -784,16 +805,16 @@ fn export_missed_by_store_is_repeated_while_resumed() {
 /// Two clients take turns: the next request of the one that released meets the other as holder.
 #[test]
 fn client_that_handed_over_gets_entry_at_once() {
-    let mut store = Conversation::new();
-    let token = FencingToken::new(5).expect("a token");
-    let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token);
-    store.feed(Input::Release { lease });
-    let granted = Granted { id: AcquisitionId::from_u128(9), token: FencingToken::new(6).expect("a token") };
-    store.answer(|body| matches!(body, Request::Release(_)), Response::Released(ReleaseOutcome::ToEntry(granted)));
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
+    let mut fixture = EngineFixture::new();
+    let token = token(5);
+    let (_, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+    fixture.feed(Input::Release { lease });
+    let granted = Granted { id: AcquisitionId::from_u128(9), token: self::token(6) };
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::ToEntry(granted)));
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
-    store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held));
-    assert!(store.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", store.open);
+    fixture.answer(is_enqueue, Response::Enqueued(held));
+    assert!(fixture.open.iter().all(|(_, body)| !matches!(body, Request::Acquire(_))), "{:?}", fixture.open);
 }
 
 /// A queue with these entries behind the holder of the row.
@@ -814,60 +835,59 @@ fn is_transition(body: &Request) -> bool {
 /// Other clients change the name between each read and its transition.
 #[test]
 fn overtaken_try_pauses_before_its_next_read() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let until = START + Duration::from_secs(8);
-    store.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Try(until)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(CurrentHolder::Unknown)));
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Try(until)) });
+    fixture.answer(is_acquire, Response::Acquired(Err(CurrentHolder::Unknown)));
     // The first repetition needs no pause.
     for _ in 0..2 {
-        store.answer(is_read, queue(Holder::Nobody, Vec::new()));
-        store.answer(is_transition, Response::Transitioned(None));
+        fixture.answer(is_read, queue(Holder::Nobody, Vec::new()));
+        fixture.answer(is_transition, Response::Transitioned(None));
     }
-    assert!(store.open.is_empty(), "{:?}", store.open);
-    store.pass(Duration::from_millis(10));
-    store.answer(is_read, queue(Holder::Nobody, Vec::new()));
+    assert!(fixture.open.is_empty(), "{:?}", fixture.open);
+    fixture.pass(Duration::from_millis(10));
+    fixture.answer(is_read, queue(Holder::Nobody, Vec::new()));
 }
 
 /// The row of the holding that a try would join stays locked: the store answers at once.
 #[test]
 fn try_on_locked_row_is_not_unanswered() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let until = START + Duration::from_secs(8);
     let spec = LeaseSpec { reenters: true, ..spec("a", WaitMode::Try(until)) };
     let held = CurrentHolder::Valid { owner: Some(spec.owner), remaining: Duration::from_secs(10) };
-    store.feed(Input::Acquire { waiter: WaiterId(1), spec });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
-    while store.now < until {
-        store.answer(|body| matches!(body, Request::Join(_)), Response::Joined(JoinOutcome::Locked));
-        store.pass(LOCKED_ROW_PAUSE);
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec });
+    fixture.answer(is_acquire, Response::Acquired(Err(held)));
+    while fixture.now < until {
+        fixture.answer(|body| matches!(body, Request::Join(_)), Response::Joined(JoinOutcome::Locked));
+        fixture.pass(LOCKED_ROW_PAUSE);
     }
-    store.pass(WITHDRAWN_LATEST);
+    fixture.pass(WITHDRAWN_LATEST);
     let is_timeout = |action: &Action| matches!(action, Action::Refused { refusal: Refusal::Timeout, .. });
-    assert!(store.has_acted(is_timeout), "{:?}", store.actions);
+    assert!(fixture.has_acted(is_timeout), "{:?}", fixture.actions);
 }
 
 /// The first waiter has a named owner, which may hold the name elsewhere, but not beside this
 /// client's lease.
 #[test]
 fn waiter_with_a_named_owner_keeps_its_place() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let token = |n| FencingToken::new(n).expect("a token");
-    let (_, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), token(5));
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
+    let (_, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token(5));
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
     let named = LeaseSpec { reenters: true, label: "named".into(), ..spec("a", WaitMode::Wait(None)) };
-    store.feed(Input::Acquire { waiter: WaiterId(3), spec: named });
-    store.feed(Input::Acquire { waiter: WaiterId(4), spec: spec("a", WaitMode::Wait(None)) });
-    let is_release = |body: &Request| matches!(body, Request::Release(_));
-    store.feed(Input::Release { lease });
-    store.answer(is_release, Response::Released(ReleaseOutcome::ToNext(token(6))));
-    let next = store.actions.iter().find_map(|action| match action {
+    fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: named });
+    fixture.feed(Input::Acquire { waiter: WaiterId(4), spec: spec("a", WaitMode::Wait(None)) });
+    fixture.feed(Input::Release { lease });
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::ToNext(token(6))));
+    let next = fixture.actions.iter().find_map(|action| match action {
         Action::Granted { waiter: WaiterId(2), grant } => Some(grant.lease),
         _ => None,
     });
-    store.feed(Input::Release { lease: next.expect("a lease") });
-    store.answer(is_release, Response::Released(ReleaseOutcome::Awaited));
+    fixture.feed(Input::Release { lease: next.expect("a lease") });
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::Awaited));
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
-    let enqueued = match store.answer(|body| matches!(body, Request::Enqueue(_)), Response::Enqueued(held)) {
+    let enqueued = match fixture.answer(is_enqueue, Response::Enqueued(held)) {
         Request::Enqueue(entries) => entries,
         other => panic!("{other:?}"),
     };
@@ -892,39 +912,37 @@ fn entry_of_another(remaining: Option<Duration>) -> EntryRow {
 /// The store was slow, so the other client may have missed its heartbeats, too.
 #[test]
 fn entry_that_seems_dead_is_passed_over_later() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let spec = LeaseSpec { ttl: Duration::from_secs(60), ..spec("a", WaitMode::Wait(None)) };
-    let (claim, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
-    store.feed(Input::Release { lease });
-    let is_release = |body: &Request| matches!(body, Request::Release(_));
-    store.answer_after(BEAT, is_release, Response::Released(ReleaseOutcome::Awaited));
-    store.answer(|body| matches!(body, Request::Register { .. }), Response::Registered(0));
+    let (claim, lease) = fixture.hold(1, spec, token(5));
+    fixture.feed(Input::Release { lease });
+    fixture.answer_after(HEARTBEAT_INTERVAL, is_release, Response::Released(ReleaseOutcome::Awaited));
+    fixture.answer(is_register, Response::Registered(0));
     let silent = entry_of_another(None);
-    store.answer(is_read, queue(Holder::Lease(claim.id), vec![silent.clone()]));
-    assert!(!store.open.iter().any(|(_, body)| is_transition(body)), "{:?}", store.open);
-    store.pass(BEAT);
-    let live = EntryRow { remaining: Some(GRANT), ..silent };
-    store.answer(is_read, queue(Holder::Lease(claim.id), vec![live]));
-    assert!(store.open.iter().any(|(_, body)| is_transition(body)), "{:?}", store.open);
+    fixture.answer(is_read, queue(Holder::Lease(claim.id), vec![silent.clone()]));
+    assert!(!fixture.open.iter().any(|(_, body)| is_transition(body)), "{:?}", fixture.open);
+    fixture.pass(HEARTBEAT_INTERVAL);
+    let live = EntryRow { remaining: Some(GRANT_TTL), ..silent };
+    fixture.answer(is_read, queue(Holder::Lease(claim.id), vec![live]));
+    assert!(fixture.open.iter().any(|(_, body)| is_transition(body)), "{:?}", fixture.open);
 }
 
 /// Each answer takes longer than a heartbeat, and the waiting entry of another client is dead.
 #[test]
 fn slow_store_delays_release_for_limited_time() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let spec = LeaseSpec { ttl: Duration::from_secs(60), ..spec("a", WaitMode::Wait(None)) };
-    let (claim, lease) = store.hold(1, spec, FencingToken::new(5).expect("a token"));
+    let (claim, lease) = fixture.hold(1, spec, token(5));
     let dead = entry_of_another(None);
-    store.feed(Input::Release { lease });
-    let is_release = |body: &Request| matches!(body, Request::Release(_));
-    store.answer_after(LONGEST_DELAY, is_release, Response::Released(ReleaseOutcome::Awaited));
-    let since = store.now;
-    while !store.open.iter().any(|(_, body)| is_transition(body)) {
-        assert!(store.now.since(since) < 3 * LONGEST_DELAY, "{:?}", store.open);
-        if store.open.iter().any(|(_, body)| is_read(body)) {
-            store.answer_after(BEAT, is_read, queue(Holder::Lease(claim.id), vec![dead.clone()]));
+    fixture.feed(Input::Release { lease });
+    fixture.answer_after(LONGEST_DELAY, is_release, Response::Released(ReleaseOutcome::Awaited));
+    let since = fixture.now;
+    while !fixture.open.iter().any(|(_, body)| is_transition(body)) {
+        assert!(fixture.now.since(since) < 3 * LONGEST_DELAY, "{:?}", fixture.open);
+        if fixture.open.iter().any(|(_, body)| is_read(body)) {
+            fixture.answer_after(HEARTBEAT_INTERVAL, is_read, queue(Holder::Lease(claim.id), vec![dead.clone()]));
         } else {
-            store.pass(BEAT);
+            fixture.pass(HEARTBEAT_INTERVAL);
         }
     }
 }
@@ -933,35 +951,37 @@ fn slow_store_delays_release_for_limited_time() {
 /// arrives.
 #[test]
 fn waiter_polls_after_an_overtaken_release() {
-    let mut store = Conversation::new();
-    let (claim, lease) = store.hold(1, spec("a", WaitMode::Wait(None)), FencingToken::new(5).expect("a token"));
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
-    store.feed(Input::Release { lease });
-    let is_release = |body: &Request| matches!(body, Request::Release(_));
-    store.answer(is_release, Response::Released(ReleaseOutcome::Awaited));
-    let is_enqueue = |body: &Request| matches!(body, Request::Enqueue(_));
-    let id = match store.answer_after(BEAT, is_enqueue, Response::Enqueued(CurrentHolder::Unknown)) {
+    let mut fixture = EngineFixture::new();
+    let (claim, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token(5));
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", WaitMode::Wait(None)) });
+    fixture.feed(Input::Release { lease });
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::Awaited));
+    let id = match fixture.answer_after(HEARTBEAT_INTERVAL, is_enqueue, Response::Enqueued(CurrentHolder::Unknown)) {
         Request::Enqueue(entries) => entries[0].claim.id,
         other => panic!("{other:?}"),
     };
-    let own = EntryRow { id, client: Some(ClientId::from_u128(1)), ..entry_of_another(Some(GRANT)) };
-    store.answer(is_read, queue(Holder::Lease(claim.id), vec![own]));
-    store.answer(is_transition, Response::Transitioned(None));
-    store.answer(is_release, Response::Released(ReleaseOutcome::NotHeld { lost: 5, token: 6 }));
+    let own = EntryRow { id, client: Some(ClientId::from_u128(1)), ..entry_of_another(Some(GRANT_TTL)) };
+    fixture.answer(is_read, queue(Holder::Lease(claim.id), vec![own]));
+    fixture.answer(is_transition, Response::Transitioned(None));
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::NotHeld { lost: 5, token: 6 }));
     let is_withdrawal = |body: &Request| matches!(body, Request::Withdraw { .. });
-    store.answer(is_withdrawal, Response::Withdrawn(WithdrawalOutcome::Gone { awaited: false }));
-    store.pass(BEAT);
-    assert!(store.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", store.open);
+    fixture.answer(is_withdrawal, Response::Withdrawn(WithdrawalOutcome::Gone { awaited: false }));
+    fixture.pass(HEARTBEAT_INTERVAL);
+    assert!(fixture.open.iter().any(|(_, body)| is_poll_of("a")(body)), "{:?}", fixture.open);
 }
 
 /// A reader waits behind a writer of its own client.
 #[test]
 fn wait_of_a_reader_behind_a_writer_is_reported() {
-    let mut store = Conversation::new();
+    let mut fixture = EngineFixture::new();
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
-    store.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
-    store.answer(|body| matches!(body, Request::Acquire(_)), Response::Acquired(Err(held)));
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
+    fixture.answer(is_acquire, Response::Acquired(Err(held)));
     let reader = LeaseSpec { mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
-    store.feed(Input::Acquire { waiter: WaiterId(2), spec: reader });
-    assert!(store.has_acted(|action| matches!(action, Action::Waits { waiter: WaiterId(2) })), "{:?}", store.actions);
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: reader });
+    assert!(
+        fixture.has_acted(|action| matches!(action, Action::Waits { waiter: WaiterId(2) })),
+        "{:?}",
+        fixture.actions
+    );
 }

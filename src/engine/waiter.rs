@@ -96,28 +96,29 @@ impl Waiter {
         self.wait_mode = WaitMode::Wait(self.ends_at());
     }
 
-    /// Whether the owner, if it shares the name, may share it again past waiting entries.
+    /// Returns whether the owner, if it shares the name, may share it again past waiting entries.
     pub(super) fn may_share_again(&self) -> bool {
         self.reenters && self.claim.mode == Mode::READ
     }
 
-    /// Whether the waiter's owner may hold the name. `holder`: the owner of an exclusive holding of
-    /// this client, beside which no other owner holds it. A resumed lease is refused by the answer.
+    /// Returns whether the waiter's owner may hold the name. `holder`: the owner of an exclusive
+    /// holding of this client, beside which no other owner holds it. A resumed lease is refused by
+    /// the answer.
     pub(super) fn can_join(&self, holder: Option<Owner>) -> bool {
         self.may_join && (self.resumes.is_some() || holder.is_none_or(|holder| holder == self.claim.owner))
     }
 
-    /// Whether the release of a lease of this client can grant the name to the waiter.
+    /// Returns whether the release of a lease of this client can grant the name to the waiter.
     pub(super) fn can_follow(&self) -> bool {
         self.claim.mode == Mode::Exclusive && matches!(self.state, WaiterState::New | WaiterState::Refused)
     }
 
-    /// Whether the store may know the waiter's claim.
+    /// Returns whether the store may know the waiter's claim.
     pub(super) fn leaves_traces(&self) -> bool {
         self.lingers || self.has_entry()
     }
 
-    /// Whether the claim has an entry in the store.
+    /// Returns whether the claim has an entry in the store.
     pub(super) fn has_entry(&self) -> bool {
         matches!(self.state, WaiterState::Queued | WaiterState::Granted(_))
     }
@@ -132,14 +133,14 @@ impl Waiter {
         }
     }
 
-    /// Whether the waiter takes over the exported holding itself, instead of joining it.
+    /// Returns whether the waiter takes over the exported holding itself, instead of joining it.
     pub(super) fn adopts(&self) -> bool {
         self.resumes.is_some() && self.claim.mode != Mode::Exclusive
     }
 
     /// Returns the refusal of a try while another caller holds the name.
     pub(super) fn refusal(&self) -> Refusal {
-        if self.resumes.is_some() { Refusal::Lost } else { Refusal::Held }
+        if self.resumes.is_some() { Refusal::Lost } else { Refusal::Taken }
     }
 
     pub(super) fn is_queued(&self) -> bool {

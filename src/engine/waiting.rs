@@ -46,9 +46,9 @@ impl Engine {
                 _ => {}
             }
         }
-        let waits = state.waiters.iter().any(|waiter| !waiter.tries());
-        if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || waits))) {
-            return self.refuse(id, Refusal::Held);
+        let has_waiters = state.waiters.iter().any(|waiter| !waiter.tries());
+        if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || has_waiters))) {
+            return self.refuse(id, Refusal::Taken);
         }
         let holder = self.holder.clone();
         let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_renewed, mode, ttl, holder, label };
@@ -59,10 +59,10 @@ impl Engine {
             ..Waiter::new(id, claim, hold_time, wait_mode, now)
         };
         // A reader may share the name with the reader ahead of it, unless that one waits as well.
-        let is_behind = |last: &Waiter| last.claim.mode == Mode::Exclusive || last.is_reported;
+        let blocks = |waiter: &Waiter| waiter.claim.mode == Mode::Exclusive || waiter.is_reported;
         let last = || state.waiters.iter().rfind(|waiter| !waiter.tries());
-        let waits = if mode == Mode::Exclusive { waits } else { last().is_some_and(is_behind) };
-        if (state.is_taken(mode) || waits) && waiter.report_wait() {
+        let must_wait = if mode == Mode::Exclusive { has_waiters } else { last().is_some_and(blocks) };
+        if (state.is_taken(mode) || must_wait) && waiter.report_wait() {
             self.actions.push(Action::Waits { waiter: id });
         }
         self.timeouts.add(&waiter);

@@ -130,13 +130,13 @@ fn sqlite_code(error: &sqlx::sqlite::SqliteError) -> u32 {
     error.code().and_then(|code| code.parse().ok()).unwrap_or_default()
 }
 
-/// Whether rustls has refused the certificate of the server. An interrupted handshake is another
-/// error, and may succeed later.
+/// Returns whether rustls has refused the certificate of the server. An interrupted handshake is
+/// another error, and may succeed later.
 fn is_certificate_error(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::InvalidData && error.to_string().starts_with("invalid peer certificate")
 }
 
-/// Whether the driver has refused the server: its certificate, or the lack of TLS.
+/// Returns whether the driver has refused the server: its certificate, or the lack of TLS.
 fn is_tls_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
     let message = error.to_string();
     message.contains("certificate") || message.contains("does not support TLS")

@@ -14,7 +14,7 @@ use super::Error;
 ///
 /// | status | errors |
 /// |---|---|
-/// | 503, `Retry-After: 1` | a wait that timed out, an unavailable database, an exhausted pool, a lost lease, a transaction to be rerun, a client that is [drained](crate::Locks::drain) or shut down |
+/// | 503, `Retry-After: 1` | a wait that timed out, an unavailable database, an exhausted pool, a lost lease or session lock, a row that another transaction keeps locked, a transaction to be rerun, a client that is [drained](crate::Locks::drain) or shut down |
 /// | 409 | [`Conflict`](Error::Conflict): the row is not as the caller read it |
 /// | 500 | all others |
 impl IntoResponse for Error {

@@ -1,10 +1,8 @@
-//! Acquires several names, all or none.
+//! Acquires several names, all or none: see [`LeaseAllRequest`].
 //!
-//! The names are acquired one after the other, in the order of their bytes, each in its queue like
-//! any other lease. A caller that waits for a name holds only names that come before that name, so
-//! callers never wait for each other in a circle, whatever order they give: the ordered resources
-//! of J. W. Havender, "Avoiding deadlock in multitasking systems", IBM Systems Journal 7(2), 1968.
-//! When one of the names cannot be acquired, those acquired so far are released.
+//! A caller that waits for a name holds only names that come before that name, so callers never
+//! wait for each other in a circle: the ordered resources of J. W. Havender, "Avoiding deadlock in
+//! multitasking systems", IBM Systems Journal 7(2), 1968.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +16,7 @@ use super::handle::Lease;
 use super::options::{LeaseOptions, queue_setters, request_setters};
 use super::refusal::refusal_error;
 use super::request::{LeaseRequest, TRY_TIMEOUT};
-use super::run::{first, race, unless_lost, while_held};
+use super::run::{result_unless_lost, while_held};
 use super::semaphore::Semaphore;
 use crate::backend::Database;
 use crate::client::Client;
@@ -27,6 +25,7 @@ use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::Mode;
+use crate::race::{first, race};
 use crate::token::FencingToken;
 
 /// How long a failed request waits after its limit for the release of the acquired names: a running
@@ -65,7 +64,7 @@ const MAX_NAMES: usize = 64;
 #[must_use = "a request does nothing until acquire, try_acquire or run is awaited"]
 pub struct LeaseAllRequest {
     request: LeaseRequest,
-    parts: Vec<Part>,
+    requested: Vec<Requested>,
 }
 
 const OTHER_CLIENT: Error = Error::Unsupported {
@@ -73,14 +72,14 @@ const OTHER_CLIENT: Error = Error::Unsupported {
     reason: "all names are acquired in one database: make the semaphore from the same Locks",
 };
 
-/// A part of a request.
+/// A name in a request, or permits of a semaphore.
 #[derive(Clone, Debug)]
-enum Part {
+enum Requested {
     Lease(String, Mode),
     Permits(Semaphore, u32),
 }
 
-impl Part {
+impl Requested {
     /// Returns the name and its requested mode.
     fn into_entry(self, client: &Arc<Client>) -> Result<(LockName, Mode)> {
         let (name, mode) = match self {
@@ -97,16 +96,23 @@ impl Part {
     }
 }
 
+/// The outcome of a request.
+enum Acquired {
+    All(LeaseAll),
+    /// This name was not free.
+    Taken(LockName),
+}
+
 request_setters!(LeaseAllRequest);
 queue_setters!(LeaseAllRequest);
 
 impl LeaseAllRequest {
     pub(crate) fn new<N: Into<String>>(request: LeaseRequest, names: impl IntoIterator<Item = N>) -> Self {
-        Self { request, parts: Vec::new() }.with_names(names, Mode::Exclusive)
+        Self { request, requested: Vec::new() }.with_names(names, Mode::Exclusive)
     }
 
     fn with_names<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>, mode: Mode) -> Self {
-        self.parts.extend(names.into_iter().map(|name| Part::Lease(name.into(), mode)));
+        self.requested.extend(names.into_iter().map(|name| Requested::Lease(name.into(), mode)));
         self
     }
 
@@ -134,7 +140,7 @@ impl LeaseAllRequest {
     /// Adds permits of a [semaphore](Semaphore), which must be of the same client. Its options,
     /// owner and callback do not apply: those of this request do.
     pub fn permits(mut self, semaphore: &Semaphore, count: u32) -> Self {
-        self.parts.push(Part::Permits(semaphore.clone(), count));
+        self.requested.push(Requested::Permits(semaphore.clone(), count));
         self
     }
 
@@ -160,8 +166,10 @@ impl LeaseAllRequest {
             Some(wait) if wait.is_zero() => (WaitMode::Try(now + TRY_TIMEOUT), Some(TRY_TIMEOUT)),
             wait => (WaitMode::Wait(wait.map(|wait| now + wait)), wait),
         };
-        let acquired = self.acquire_in_order(wait_mode, limit, start).await?;
-        acquired.map_err(|name| Error::Timeout { name, waited: start.elapsed() })
+        match self.acquire_in_order(wait_mode, limit, start).await? {
+            Acquired::All(leases) => Ok(leases),
+            Acquired::Taken(name) => Err(Error::Timeout { name, waited: start.elapsed() }),
+        }
     }
 
     /// Acquires all names if each is free and no waiter is in its queue. Returns `None`, and holds
@@ -177,7 +185,10 @@ impl LeaseAllRequest {
     /// are granted later.
     pub async fn try_acquire(self) -> Result<Option<LeaseAll>> {
         let wait_mode = WaitMode::Try(self.request.client().now() + TRY_TIMEOUT);
-        Ok(self.acquire_in_order(wait_mode, Some(TRY_TIMEOUT), Instant::now()).await?.ok())
+        match self.acquire_in_order(wait_mode, Some(TRY_TIMEOUT), Instant::now()).await? {
+            Acquired::All(leases) => Ok(Some(leases)),
+            Acquired::Taken(_) => Ok(None),
+        }
     }
 
     /// Acquires the leases, runs the work while all of them are held, and releases them, as
@@ -187,7 +198,8 @@ impl LeaseAllRequest {
     /// # Errors
     ///
     /// The errors of [`acquire`](Self::acquire), and [`Error::Lost`] when a lease ended before the
-    /// work.
+    /// work. When only a release fails, the result of the work is returned, and the names are free
+    /// after the TTL.
     ///
     /// # Cancel safety
     ///
@@ -198,26 +210,20 @@ impl LeaseAllRequest {
     {
         let all = self.acquire().await?;
         match while_held(work(&all), || all.is_held(), all.lost()).await {
-            Ok(done) => unless_lost(done, all.release().await),
+            Ok(done) => result_unless_lost(done, all.release().await),
             Err(cause) => Err(loss_error(&all.leases, cause)),
         }
     }
 
-    /// Acquires one name after the other, within `limit` from `start`. The inner error is the name
-    /// that was not free.
-    async fn acquire_in_order(
-        self,
-        wait_mode: WaitMode,
-        limit: Option<Duration>,
-        start: Instant,
-    ) -> Result<Result<LeaseAll, LockName>> {
-        let Self { request, parts } = self;
+    /// Acquires one name after the other, within `limit` from `start`.
+    async fn acquire_in_order(self, wait_mode: WaitMode, limit: Option<Duration>, start: Instant) -> Result<Acquired> {
+        let Self { request, requested } = self;
         let client = Arc::clone(request.client());
         request.lease_options().check(&client.settings)?;
-        let modes = modes_by_name(parts, &client)?;
+        let modes = modes_by_name(requested, &client)?;
         let hold_time = request.lease_options().hold_time();
-        let part = request.lease_options().without_limits();
-        let request = request.with_one_owner().options(part);
+        let options_per_name = request.lease_options().without_limits();
+        let request = request.with_one_owner().options(options_per_name);
         let mut leases: Vec<Lease> = Vec::new();
         for (name, mode) in modes {
             let request = request.clone().with_name(&name, mode);
@@ -239,8 +245,8 @@ impl LeaseAllRequest {
             let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(start.elapsed()));
             let _ = timeout(left.max(RELEASE_GRACE), LeaseAll { leases }.release()).await;
             return match refusal {
-                Refusal::Held => Ok(Err(name)),
-                Refusal::Timeout if matches!(wait_mode, WaitMode::Try(_)) => Ok(Err(name)),
+                Refusal::Taken => Ok(Acquired::Taken(name)),
+                Refusal::Timeout if matches!(wait_mode, WaitMode::Try(_)) => Ok(Acquired::Taken(name)),
                 refusal => Err(refusal_error(&client, refusal, name, start)),
             };
         }
@@ -248,7 +254,7 @@ impl LeaseAllRequest {
             Some(lost) => Err(lost.loss_error(lost.loss_cause())),
             None => {
                 leases.iter_mut().for_each(|lease| lease.start_hold_time(hold_time));
-                Ok(Ok(LeaseAll { leases }))
+                Ok(Acquired::All(LeaseAll { leases }))
             }
         }
     }
@@ -261,10 +267,10 @@ fn loss_error(leases: &[Lease], cause: LossCause) -> Error {
 }
 
 /// Returns the names in order of their bytes, each with its mode.
-fn modes_by_name(parts: Vec<Part>, client: &Arc<Client>) -> Result<BTreeMap<LockName, Mode>> {
+fn modes_by_name(requested: Vec<Requested>, client: &Arc<Client>) -> Result<BTreeMap<LockName, Mode>> {
     let mut modes = BTreeMap::new();
-    for part in parts {
-        let (name, mode) = part.into_entry(client)?;
+    for entry in requested {
+        let (name, mode) = entry.into_entry(client)?;
         let mode = match modes.get(&name) {
             None => mode,
             Some(other) => joint_mode(*other, mode, &name)?,

@@ -169,8 +169,8 @@ impl Changes {
         self
     }
 
-    /// Waits for the next leader. Returns `None` when the leader has gone without a successor. The
-    /// first call returns the current one at once.
+    /// Waits for the next change of the leader, and returns the new leader, or `None` if there is
+    /// none. The first call returns the current leader, or `None`, at once.
     ///
     /// # Errors
     ///

@@ -44,7 +44,8 @@ impl Lease {
     ///
     /// [`Error::Lost`] when the lease has ended: nothing was written. [`Error::Fence`] when the
     /// transaction belongs to another database, is not open, is inside a savepoint, or began to
-    /// read before the lease: the lease is held as before. After an error, roll back.
+    /// read before the lease: the lease is held as before. [`Error::Unavailable`] and the errors of
+    /// any statement: whether the lease is held is unknown. After an error, roll back.
     ///
     /// # Cancel safety
     ///
@@ -65,7 +66,7 @@ impl Lease {
         let held = self.held()?;
         let check = FenceCheck {
             name: self.name().as_str().to_owned(),
-            id: held.id().to_string(),
+            id: held.acquisition_id().to_string(),
             token: self.token().get(),
             is_multi_primary: self.client.backend.is_multi_primary(),
         };

@@ -50,7 +50,7 @@ impl Lease {
             return Err(Error::NulInNote);
         }
         let held = self.held()?;
-        let note = Note { name: self.name().clone(), id: held.id(), token: self.token(), text };
+        let note = Note { name: self.name().clone(), id: held.acquisition_id(), token: self.token(), text };
         if self.client.run(WriteNote(note)).await? {
             return Ok(());
         }

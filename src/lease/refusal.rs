@@ -15,7 +15,7 @@ pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, s
     let waited = start.elapsed();
     match refusal {
         // Without an answer of the database, no holder of the name is known.
-        Refusal::Held | Refusal::Timeout => match client.coordinator.executor().failure() {
+        Refusal::Taken | Refusal::Timeout => match client.coordinator.executor().failure() {
             Some(reason) => Error::Unavailable { attempted: "acquire", reason, source: None },
             None => Error::Timeout { name, waited },
         },

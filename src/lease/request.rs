@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::handle::Lease;
 use super::options::{LeaseOptions, bounded_ttl, queue_setters, request_setters};
 use super::refusal::refusal_error;
-use super::run::{race, unless_lost, while_held};
+use super::run::{result_unless_lost, while_held};
 use crate::backend::Names;
 use crate::client::Client;
 use crate::clock::CENTURY;
@@ -21,6 +21,7 @@ use crate::name::LockName;
 use crate::operation::{ListHolders, ListWaiters};
 use crate::owner::Owner;
 use crate::protocol::Mode;
+use crate::race::race;
 
 /// How long a try waits for the database.
 pub(super) const TRY_TIMEOUT: Duration = Duration::from_secs(8);
@@ -201,7 +202,7 @@ impl LeaseRequest {
         let start = Instant::now();
         match self.request(WaitMode::Try(self.client.now() + TRY_TIMEOUT)).await? {
             Ok(lease) => Ok(Some(lease)),
-            Err(Refusal::Held | Refusal::Timeout) => Ok(None),
+            Err(Refusal::Taken | Refusal::Timeout) => Ok(None),
             Err(refusal) => Err(refusal_error(&self.client, refusal, LockName::new(self.name)?, start)),
         }
     }
@@ -254,7 +255,7 @@ impl LeaseRequest {
     {
         let lease = self.acquire().await?;
         match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
-            Ok(done) => unless_lost(done, lease.release().await),
+            Ok(done) => result_unless_lost(done, lease.release().await),
             Err(cause) => Err(lease.loss_error(cause)),
         }
     }

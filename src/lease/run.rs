@@ -1,33 +1,12 @@
 //! Runs work while a lease is held.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::task::Poll;
 
 use crate::error::{LossCause, Result};
 
-/// Runs two futures until one of them completes; the first wins a tie.
-pub(crate) async fn race<A: Future, B: Future>(a: Pin<&mut A>, b: Pin<&mut B>) -> Result<A::Output, B::Output> {
-    tokio::select! {
-        biased;
-        a = a => Ok(a),
-        b = b => Err(b),
-    }
-}
-
-/// Waits for the first of several futures. Pending for ever without futures.
-pub(crate) async fn first<F: Future>(futures: impl IntoIterator<Item = F>) -> F::Output {
-    let mut all: Vec<_> = futures.into_iter().map(Box::pin).collect();
-    std::future::poll_fn(|context| {
-        let ready = all.iter_mut().map(|future| future.as_mut().poll(context)).find(Poll::is_ready);
-        ready.unwrap_or(Poll::Pending)
-    })
-    .await
-}
-
 /// Returns the result of work whose lease was released, unless the lease was lost before. When only
 /// the release failed, the name is free after its TTL.
-pub(crate) fn unless_lost<T>(done: T, released: Result<()>) -> Result<T> {
+pub(crate) fn result_unless_lost<T>(done: T, released: Result<()>) -> Result<T> {
     match released {
         Err(error) if error.is_lost() => Err(error),
         _ => Ok(done),

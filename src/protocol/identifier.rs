@@ -42,9 +42,8 @@ identifier!(ClientId);
 identifier!(AcquisitionId);
 
 impl AcquisitionId {
-    /// Returns the next identity of the client. The first is random; each later one is its
-    /// predecessor plus one.
-    pub(crate) fn following(self) -> Self {
+    /// Returns the identity of the next acquisition of the client: this one plus one, wrapping.
+    pub(crate) fn next(self) -> Self {
         Self(Uuid::from_u128(self.0.as_u128().wrapping_add(1)))
     }
 }

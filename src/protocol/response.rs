@@ -36,7 +36,7 @@ pub(crate) enum Response {
 }
 
 impl Response {
-    /// Whether a transition has granted the name.
+    /// Returns whether a transition has granted the name.
     pub(crate) fn is_grant(&self) -> bool {
         matches!(self, Self::Transitioned(Some(granted)) if !granted.is_empty())
     }
@@ -104,7 +104,7 @@ pub(crate) enum ReleaseOutcome {
     Ended { awaited: bool },
     /// The holding ended, and the given claim holds the name.
     ToNext(FencingToken),
-    /// The holding ended, and this waiting entry holds the name for [`GRANT`](super::timing::GRANT)
+    /// The holding ended, and this waiting entry holds the name for [`GRANT_TTL`](super::timing::GRANT_TTL)
     /// or its TTL, whichever is shorter.
     ToEntry(Granted),
     /// The holding is unchanged: entries wait, and a transition must decide.

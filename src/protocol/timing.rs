@@ -6,10 +6,10 @@ use std::time::Duration;
 ///
 /// Both are the same: when the grant to a client that has died runs out, its other waiting entries
 /// have run out as well.
-pub(crate) const GRANT: Duration = Duration::from_secs(3);
+pub(crate) const GRANT_TTL: Duration = Duration::from_secs(3);
 
 /// The longest interval between two heartbeats of a client with leases or waiting entries.
-pub(crate) const BEAT: Duration = Duration::from_secs(1);
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long an answer may take. An operation waits for a locked row for one second at most (on
 /// SQLite two; on PostgreSQL behind a pooler without a limit), so otherwise only a frozen server or

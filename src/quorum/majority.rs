@@ -13,10 +13,10 @@ use crate::clock::{CLOCK_CHECK_INTERVAL, Moment, pause_after_expiry};
 use crate::engine::HoldTime;
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
-use crate::lease::run::{first, race};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::panics;
+use crate::race::{first, race};
 use crate::token::FencingToken;
 
 /// The longest pause before a database without a lease is asked again, however long the TTL is.
@@ -111,7 +111,7 @@ impl Majority {
         if votes.status == Status::Held { votes.count() } else { 0 }
     }
 
-    /// Whether the lease is held on all databases.
+    /// Returns whether the lease is held on all databases.
     pub(super) fn has_all_votes(&self) -> bool {
         let votes = self.lock_current_state();
         votes.count() == votes.leases.len()

@@ -13,7 +13,7 @@ use super::round::{Outcome, Round};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE, ROUND_TRIP};
 use crate::error::{Error, Result};
 use crate::lease::options::{LeaseOptions, request_setters};
-use crate::lease::run::{unless_lost, while_held};
+use crate::lease::run::{result_unless_lost, while_held};
 use crate::name::LockName;
 use crate::owner::Owner;
 
@@ -181,7 +181,7 @@ impl QuorumRequest {
     {
         let lease = self.acquire().await?;
         match while_held(work(&lease), || lease.is_held(), lease.lost()).await {
-            Ok(done) => unless_lost(done, lease.release().await),
+            Ok(done) => result_unless_lost(done, lease.release().await),
             Err(cause) => Err(lease.loss_error(cause)),
         }
     }

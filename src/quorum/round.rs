@@ -8,7 +8,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::nodes::{Nodes, QuorumOptions};
-use super::tally::{Next, Tally};
+use super::tally::{Decision, Tally};
 use crate::clock::Moment;
 use crate::error::{Error, Result, no_answer_within};
 use crate::lease::handle::Lease;
@@ -117,22 +117,22 @@ impl Round {
         let mut refused = 0;
         let mut errors = Vec::new();
         loop {
-            let next = self.tally(granted.len(), refused).next();
+            let decision = self.tally(granted.len(), refused).decide();
             let split = !granted.is_empty();
-            match (next, self.token) {
-                (Next::Granted, Some(token)) => return Outcome::Granted(granted, token),
-                (Next::Granted, None) => {
+            match (decision, self.token) {
+                (Decision::Granted, Some(token)) => return Outcome::Granted(granted, token),
+                (Decision::Granted, None) => {
                     granted = self.write_back(granted, within);
                     continue;
                 }
-                (Next::Taken, _) => return Outcome::Taken { split },
-                (Next::Unreachable, _) => {
+                (Decision::Taken, _) => return Outcome::Taken { split },
+                (Decision::Unreachable, _) => {
                     let answered = granted.len() + refused;
                     return Outcome::Unreachable(self.nodes.no_majority("acquire a majority", answered, errors));
                 }
-                (Next::Wait, _) => until = None,
+                (Decision::Wait, _) => until = None,
                 // The slower databases get as much time again as the others needed.
-                (Next::WaitBriefly, _) => {
+                (Decision::WaitBriefly, _) => {
                     until.get_or_insert_with(|| {
                         let grace = start.elapsed().max(MIN_GRACE).saturating_mul(1 << splits.min(16));
                         Instant::now() + grace.min(within)

@@ -18,11 +18,11 @@ pub(super) struct Tally {
     pub(super) has_token: bool,
 }
 
-/// What a round does next.
+/// The decision of a round after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Decides the token, and raises lower ones. With a token, it ends: enough databases have
-    /// granted the name with it.
+pub(super) enum Decision {
+    /// Enough databases have granted the name. A round without a token decides it and raises lower
+    /// ones; a round with a token ends.
     Granted,
     /// Ends: another owner has the name, or has votes that prevent a majority.
     Taken,
@@ -36,20 +36,21 @@ pub(super) enum Next {
 }
 
 impl Tally {
-    pub(super) fn next(&self) -> Next {
+    /// Decides what the round does next.
+    pub(super) fn decide(&self) -> Decision {
         if self.granted >= self.needed {
-            return Next::Granted;
+            return Decision::Granted;
         }
         let may_succeed = self.granted + self.pending >= self.needed;
         let can_be_taken = self.granted + self.refused >= self.needed || self.refused > self.databases - self.needed;
         if !may_succeed && can_be_taken && !self.may_share_server {
-            Next::Taken
+            Decision::Taken
         } else if self.pending == 0 {
-            if can_be_taken { Next::Taken } else { Next::Unreachable }
+            if can_be_taken { Decision::Taken } else { Decision::Unreachable }
         } else if can_be_taken && !self.has_token {
-            Next::WaitBriefly
+            Decision::WaitBriefly
         } else {
-            Next::Wait
+            Decision::Wait
         }
     }
 }
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn two_owners_never_have_a_majority() {
-        for tally in tallies().into_iter().filter(|tally| tally.next() == Next::Granted) {
+        for tally in tallies().into_iter().filter(|tally| tally.decide() == Decision::Granted) {
             assert!(tally.databases - tally.granted < tally.needed, "{tally:?}");
         }
     }
@@ -92,13 +93,13 @@ mod tests {
     #[test]
     fn round_with_all_answers_is_decided() {
         for tally in tallies().into_iter().filter(|tally| tally.pending == 0) {
-            assert!(!matches!(tally.next(), Next::Wait | Next::WaitBriefly), "{tally:?}");
+            assert!(!matches!(tally.decide(), Decision::Wait | Decision::WaitBriefly), "{tally:?}");
         }
     }
 
     #[test]
     fn name_is_taken_when_no_majority_can_grant() {
-        for tally in tallies().into_iter().filter(|tally| tally.next() == Next::Taken) {
+        for tally in tallies().into_iter().filter(|tally| tally.decide() == Decision::Taken) {
             assert!(tally.granted + tally.pending < tally.needed, "{tally:?}");
             assert!(tally.granted + tally.refused > 0, "{tally:?}");
         }
@@ -107,13 +108,13 @@ mod tests {
     #[test]
     fn silent_databases_do_not_make_name_taken() {
         for tally in tallies().into_iter().filter(|tally| tally.refused == 0 && tally.granted < tally.needed) {
-            assert_ne!(tally.next(), Next::Taken, "{tally:?}");
+            assert_ne!(tally.decide(), Decision::Taken, "{tally:?}");
         }
     }
 
     #[test]
     fn round_is_unreachable_only_when_a_minority_answered() {
-        for tally in tallies().into_iter().filter(|tally| tally.next() == Next::Unreachable) {
+        for tally in tallies().into_iter().filter(|tally| tally.decide() == Decision::Unreachable) {
             assert_eq!(tally.pending, 0, "{tally:?}");
             assert!(tally.granted + tally.refused < tally.needed, "{tally:?}");
         }
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn votes_are_awaited_while_their_tokens_are_raised() {
         for tally in tallies().into_iter().filter(|tally| tally.has_token) {
-            assert_ne!(tally.next(), Next::WaitBriefly, "{tally:?}");
+            assert_ne!(tally.decide(), Decision::WaitBriefly, "{tally:?}");
         }
     }
 }

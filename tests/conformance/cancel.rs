@@ -11,7 +11,7 @@ use sqlx::Pool;
 use tokio::time::Instant;
 
 use super::connection_counter::ConnectionCounter;
-use crate::support::{Database, Fresh, LONG, SOON, empty, fresh, soon};
+use crate::support::{Database, LONG, SOON, TestDatabase, empty, fresh, soon};
 use crate::{DATABASE, Sql};
 
 /// More polls than any future here needs.
@@ -58,7 +58,7 @@ pub(super) async fn everywhere(mut case: impl AsyncFnMut(Point) -> bool) {
 }
 
 pub(super) struct CancelFixture {
-    pub(super) db: Fresh,
+    pub(super) db: TestDatabase,
     counter: ConnectionCounter,
     /// The client whose futures are dropped, and the application's pool that it was made from.
     pub(super) ours: Locks,

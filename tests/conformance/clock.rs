@@ -11,7 +11,7 @@ use super::crash::{held, renewed};
 use crate::DATABASE;
 use crate::support::server::{Options, Server};
 use crate::support::worker::{Clock, Guarded, Worker};
-use crate::support::{Database, Fresh, fresh, fresh_on, soon};
+use crate::support::{Database, TestDatabase, fresh, fresh_on, soon};
 
 /// How late anything may be on a busy machine. Nothing may be early.
 const SLACK: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     soon("its whole TTL", async { while held(locks, "a").await.remaining <= LONG - SLACK {} }).await;
 }
 
-async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
+async fn sqlite_client_ahead(db: &TestDatabase, locks: &Locks, wrong: &mut Worker) {
     let guarded = Guarded::create(db, &["a"]).await;
     let mut right = Worker::start(&db.url);
     // To a clock that is an hour ahead, the lease has expired long ago.
@@ -116,7 +116,7 @@ async fn sqlite_client_ahead(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
     assert_eq!(guarded.value("a").await, 2);
 }
 
-async fn sqlite_client_behind(db: &Fresh, locks: &Locks, wrong: &mut Worker) {
+async fn sqlite_client_behind(db: &TestDatabase, locks: &Locks, wrong: &mut Worker) {
     let guarded = Guarded::create(db, &["a"]).await;
     let mut right = Worker::start(&db.url);
     let first = right.hold("a", LONG).await;
@@ -208,14 +208,14 @@ impl Host {
         }
     }
 
-    async fn database(&self) -> Fresh {
+    async fn database(&self) -> TestDatabase {
         match self {
             Self::Server(server) => fresh_on(&server.url()).await,
             Self::Workers(_) => fresh().await,
         }
     }
 
-    fn worker(&self, db: &Fresh) -> Worker {
+    fn worker(&self, db: &TestDatabase) -> Worker {
         match self {
             Self::Server(_) => Worker::start(&db.url),
             Self::Workers(clock) => Worker::start_under(clock, &db.url),

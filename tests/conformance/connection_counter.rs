@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use sqlx::{AssertSqlSafe, Pool, Row};
 
-use crate::support::{Database, Fresh, SOON, connect, of_processes};
+use crate::support::{Database, SOON, TestDatabase, connect, query_processes};
 use crate::{DATABASE, Sql};
 
 /// Watches the connections that are made with the URL of one test's database.
@@ -18,7 +18,7 @@ pub(super) struct ConnectionCounter {
 
 impl ConnectionCounter {
     /// Marks the connections that will be opened to this database.
-    pub(super) async fn of(db: &mut Fresh) -> Self {
+    pub(super) async fn of(db: &mut TestDatabase) -> Self {
         let pool = connect(&db.url, 1).await;
         let (mark, file) = match DATABASE {
             Database::Postgres => {
@@ -124,7 +124,7 @@ impl ConnectionCounter {
     async fn open_in_innodb(&self) -> usize {
         let mark = &self.mark;
         let ours = format!("SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = '{mark}'");
-        let ours = of_processes(async || {
+        let ours = query_processes(async || {
             sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(ours.clone())).fetch_all(&self.pool).await
         })
         .await;
@@ -152,7 +152,7 @@ impl ConnectionCounter {
     }
 
     async fn count(&self, sql: String) -> i64 {
-        of_processes(async || sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await)
+        query_processes(async || sqlx::query_scalar::<Sql, i64>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await)
             .await
     }
 }

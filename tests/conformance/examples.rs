@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use crate::support::{Fresh, empty};
+use crate::support::{TestDatabase, empty};
 
 /// Returns the path of an example beside this test: `target/<profile>/examples/<name>`, which cargo
 /// builds with the tests.
@@ -22,7 +22,7 @@ pub(super) fn example(name: &str) -> PathBuf {
     path
 }
 
-async fn run(db: &Fresh, name: &str, options: &[&str]) -> Output {
+async fn run(db: &TestDatabase, name: &str, options: &[&str]) -> Output {
     let run = Command::new(example(name))
         .args(options)
         .env("DATABASE_URL", &db.url)
@@ -33,7 +33,7 @@ async fn run(db: &Fresh, name: &str, options: &[&str]) -> Output {
 }
 
 /// Runs an example that must succeed and print `line`.
-async fn shows(db: &Fresh, name: &str, line: &str) {
+async fn shows(db: &TestDatabase, name: &str, line: &str) {
     let output = run(db, name, &[]).await;
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
@@ -42,7 +42,7 @@ async fn shows(db: &Fresh, name: &str, line: &str) {
 }
 
 /// Runs an example with its protection off: it must notice, and fail.
-async fn notices(db: &Fresh, name: &str, option: &str, complaint: &str) {
+async fn notices(db: &TestDatabase, name: &str, option: &str, complaint: &str) {
     let output = run(db, name, &[option]).await;
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);

@@ -12,7 +12,7 @@ use sqlock::{Error, Lease, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Database, Fresh, SOON, connect, fresh, soon};
+use crate::support::{Database, SOON, TestDatabase, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 /// Long enough to begin a fenced transaction on a busy machine, short enough to wait for its end.
@@ -20,7 +20,7 @@ const BRIEF: Duration = Duration::from_secs(5);
 
 /// A database with the tables of this crate, and a table of counters.
 pub(super) struct Counters {
-    pub(super) db: Fresh,
+    pub(super) db: TestDatabase,
     pub(super) pool: Pool<Sql>,
 }
 
@@ -28,7 +28,7 @@ pub(super) async fn counters() -> Counters {
     counters_in(fresh().await).await
 }
 
-pub(super) async fn counters_in(db: Fresh) -> Counters {
+pub(super) async fn counters_in(db: TestDatabase) -> Counters {
     let pool = db.pool().await;
     if DATABASE == Database::Sqlite {
         // In this mode readers block no writer, as on the other databases.
@@ -307,7 +307,7 @@ async fn local_handover_waits_for_the_fenced_transaction() {
     if DATABASE == Database::Sqlite {
         soon("the release", &mut released).await.expect("no panic").expect("it was ours");
     }
-    let next = soon("the hand-off", next).await.expect("no panic");
+    let next = soon("the hand-over", next).await.expect("no panic");
     assert!(next.token() > token, "tokens only rise");
     next.release().await.expect("release");
 }
@@ -463,7 +463,11 @@ impl Stress {
 
     /// Runs all workers, and an operator that evicts the holder, so that fences also fail in the
     /// database.
-    async fn run(self: Arc<Self>, db: &Fresh, enough: impl Fn(&Tally) -> bool + Copy + Send + Sync + 'static) -> u64 {
+    async fn run(
+        self: Arc<Self>,
+        db: &TestDatabase,
+        enough: impl Fn(&Tally) -> bool + Copy + Send + Sync + 'static,
+    ) -> u64 {
         let mut workers = tokio::task::JoinSet::new();
         for seed in 0..WORKERS {
             let locks = Locks::builder(db.pool_of(1).await).ttl_range(TINY..=SOON).build();
@@ -578,7 +582,8 @@ async fn stress_loses_no_update_at_repeatable_read() {
     }
 }
 
-/// Whether InnoDB refuses to write a row that is newer than the snapshot: a setting of MariaDB.
+/// Returns whether InnoDB refuses to write a row that is newer than the snapshot: a setting of
+/// MariaDB.
 pub(super) async fn keeps_to_snapshots() -> bool {
     let db = crate::support::empty().await;
     let row: Option<(String, String)> = sqlx::query_as("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")

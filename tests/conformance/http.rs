@@ -37,7 +37,7 @@ use super::idempotency::refuse_results;
 use super::network::behind_a_proxy;
 use crate::support::blocked::block_past;
 use crate::support::log::Log;
-use crate::support::{Database, Fresh, SOON, builder, soon};
+use crate::support::{Database, SOON, TestDatabase, builder, soon};
 use crate::{DATABASE, Sql};
 
 /// An error of an application.
@@ -266,7 +266,7 @@ fn usual(payments: Idempotency) -> IdempotencyLayer {
 }
 
 impl Server {
-    async fn on(db: &Fresh, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Self {
+    async fn on(db: &TestDatabase, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Self {
         Self::with(db.locks().await, db.pool().await, layer).await
     }
 

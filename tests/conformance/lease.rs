@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::shared::TRY;
 use crate::support::blocked::block_past;
-use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, soon};
+use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 /// The TTL of a lease that must expire.
@@ -22,14 +22,14 @@ const SHORT: Duration = Duration::from_millis(500);
 
 /// The limit of a wait that must fail: long enough for an answer of the database, because the error
 /// would differ without an answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WAIT: Duration = Duration::from_secs(2);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
 /// A client with the limits that an application meets.
-async fn ordinary(db: &Fresh) -> Locks {
+async fn ordinary(db: &TestDatabase) -> Locks {
     Locks::new(db.pool_of(1).await)
 }
 
@@ -84,7 +84,7 @@ async fn refused_request_changes_nothing() {
     let lease = ours.lease("a").ttl(LONG).renew(false).label("ours").acquire().await.expect("acquire");
     let before = theirs.inspect("a").await.expect("inspect").expect("held");
     assert!(theirs.lease("a").label("theirs").try_acquire().await.expect("try").is_none());
-    let error = theirs.lease("a").label("theirs").wait(PATIENCE).acquire().await.expect_err("held");
+    let error = theirs.lease("a").label("theirs").wait(WAIT).acquire().await.expect_err("held");
     assert!(error.is_timeout());
     let mut after = theirs.inspect("a").await.expect("inspect").expect("held");
     after.remaining = before.remaining;
@@ -99,12 +99,12 @@ async fn expired_wait_is_a_timeout() {
     let lease = take(&ours, "a").await;
     for locks in [&ours, &theirs] {
         let start = Instant::now();
-        let error = locks.lease("a").wait(PATIENCE).acquire().await.expect_err("held");
-        assert!(start.elapsed() >= PATIENCE);
+        let error = locks.lease("a").wait(WAIT).acquire().await.expect_err("held");
+        assert!(start.elapsed() >= WAIT);
         assert!(error.is_timeout() && error.is_retryable() && !error.is_lost(), "{error}");
         let Error::Timeout { name, waited } = error else { panic!("{error}") };
         assert_eq!(name.as_str(), "a");
-        assert!(waited >= PATIENCE);
+        assert!(waited >= WAIT);
     }
     assert!(lease.is_held());
     lease.release().await.expect("release");
@@ -441,7 +441,7 @@ async fn run_respects_its_wait_limit() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let lease = take(&theirs, "a").await;
-    let outcome = ours.lease("a").wait(PATIENCE).run(async |_| panic!("the name is held")).await;
+    let outcome = ours.lease("a").wait(WAIT).run(async |_| panic!("the name is held")).await;
     let outcome: Result<(), Error> = outcome;
     assert!(outcome.expect_err("held").is_timeout());
     lease.release().await.expect("release");
@@ -639,14 +639,14 @@ async fn tokens_rise_after_every_kind_of_end() {
         drop(lease);
         next.release().await.expect("release");
 
-        // One hand-off inside the process, in one statement.
+        // One hand-over inside the process, in one statement.
         let lease = take(&ours, "a").await;
         rises(&lease, "a release");
         let mut next = std::pin::pin!(ours.lease("a").ttl(LONG).acquire());
         tokio::time::timeout(ms(20), &mut next).await.expect_err("held");
         lease.release().await.expect("release");
         let next = soon("the turn", next).await.expect("acquire");
-        rises(&next, "a hand-off");
+        rises(&next, "a hand-over");
         next.release().await.expect("release");
 
         sweep_away(&ours, "a").await;

@@ -19,8 +19,8 @@
 //! | 13 | Names are bytes | name |
 //! | 14 | Poolers and defaults do not matter | isolation, pooler |
 //! | 15 | TTLs have bounds | duration, lease |
-//! | 16 | Renewal is free | connections, statements |
-//! | 17 | Other work costs no lease | neighbour, network, unreadable |
+//! | 16 | One statement renews all leases | connections, statements |
+//! | 17 | Other work does not end a lease | neighbour, network, unreadable |
 //! | 18 | Every verdict rests on an answer of the database | network, network/idle |
 
 mod cancel;

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::support::blocked::block_past;
 use crate::support::critical_section::Visits;
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, soon, until_waiters};
+use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 fn all(locks: &Locks, names: &[&str]) -> LeaseAllRequest {
@@ -60,12 +60,12 @@ async fn granted<T>(waits: JoinHandle<T>) -> T {
     soon("its turn", waits).await.expect("no panic")
 }
 
-async fn places(db: &Fresh) -> i64 {
+async fn places(db: &TestDatabase) -> i64 {
     let pool: Pool<Sql> = db.pool_of(1).await;
     sqlx::query_scalar("SELECT count(*) FROM sqlock_entry").fetch_one(&pool).await.expect("places can be counted")
 }
 
-async fn until_no_place_is_left(db: &Fresh) {
+async fn until_no_place_is_left(db: &TestDatabase) {
     soon("the end of all lines", async {
         while places(db).await > 0 {
             sleep(Duration::from_millis(5)).await;

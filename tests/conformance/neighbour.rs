@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::network;
 use crate::DATABASE;
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, LONG, builder, connect, fresh, soon};
+use crate::support::{Database, LONG, TestDatabase, builder, connect, fresh, soon};
 
 /// The number of leases held during the fault, and their TTL. Deaf connections are found by the
 /// silence of the server: a quarter of the TTL, and four seconds without the suspicion. A busy
@@ -90,7 +90,7 @@ async fn locked_row_costs_no_other_lease() {
 }
 
 /// A transaction that locks the row of the name `locked`, on a pool of its own.
-async fn locked_row(db: &Fresh) -> sqlx::Transaction<'static, crate::Sql> {
+async fn locked_row(db: &TestDatabase) -> sqlx::Transaction<'static, crate::Sql> {
     let pool = connect(&db.url, 1).await;
     if DATABASE == Database::Sqlite {
         return pool.begin_with("BEGIN IMMEDIATE").await.expect("the write lock");
@@ -102,7 +102,7 @@ async fn locked_row(db: &Fresh) -> sqlx::Transaction<'static, crate::Sql> {
 }
 
 #[tokio::test]
-async fn deaf_connections_cost_no_lease() {
+async fn silent_connections_cost_no_lease() {
     if DATABASE == Database::Sqlite {
         return; // It has no connections over a network.
     }

@@ -21,7 +21,7 @@ use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::proxy::{Direction, Proxy};
-use crate::support::{Database, Fresh, LONG, SOON, builder, connect, fresh, held, of_processes, soon};
+use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, held, query_processes, soon};
 use crate::{DATABASE, Sql};
 
 /// After this time, a statement that waits for SQLite's write lock has been refused once, and waits
@@ -30,7 +30,7 @@ const REFUSED_ONCE: Duration = Duration::from_millis(2300);
 
 /// A database behind a network that the test controls.
 struct NetworkFixture {
-    db: Fresh,
+    db: TestDatabase,
     /// The URL that leads through the proxy; on SQLite the only URL.
     url: String,
     proxy: Option<Proxy>,
@@ -180,7 +180,7 @@ impl NetworkFixture {
             // The process's own handles of the file are counted instead, below.
             Database::Sqlite => "SELECT 0, 0".into(),
         };
-        of_processes(async || {
+        query_processes(async || {
             sqlx::query_as::<Sql, (i64, i64)>(AssertSqlSafe(sql.clone())).fetch_one(&self.direct).await
         })
         .await

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use super::fence::{add_one, assert_kept_out, run, spawn_waiter};
 use crate::support::server::{Kind, Options, PgBouncer, Server};
-use crate::support::{Database, Fresh, SOON, builder, connect, empty, soon};
+use crate::support::{Database, SOON, TestDatabase, builder, connect, empty, soon};
 use crate::{DATABASE, Sql};
 
 /// A database behind a pooler, with a direct connection.
@@ -29,7 +29,7 @@ struct Pooled {
     direct: Pool<Sql>,
     _bouncer: Option<PgBouncer>,
     _server: Option<Server>,
-    _db: Option<Fresh>,
+    _db: Option<TestDatabase>,
 }
 
 impl Pooled {

@@ -14,7 +14,7 @@ async fn is_asked(lease: &Lease) {
     soon("the request", lease.revoke_requested()).await;
 }
 
-/// Whether the holder has received a request so far.
+/// Returns whether the holder has received a request so far.
 async fn was_asked(lease: &Lease) -> bool {
     timeout(Duration::ZERO, lease.revoke_requested()).await.is_ok()
 }

@@ -44,7 +44,7 @@ impl Rival {
         Self { locks: counters.db.locks().await, pool: impatient(&counters.db.url).await }
     }
 
-    /// Whether the rival would get the lock on the name at once.
+    /// Returns whether the rival would get the lock on the name at once.
     async fn finds_free(&self, name: &str) -> bool {
         if DATABASE == Database::Sqlite {
             return self.gets_the_file().await;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::connection_counter::ConnectionCounter;
 use crate::support::server::Server;
-use crate::support::{Database, Fresh, SOON, builder, connect, empty, fresh, soon, until};
+use crate::support::{Database, SOON, TestDatabase, builder, connect, empty, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 /// Where a process of [`concurrent_migrations_create_the_tables_once`] finds its database.
@@ -217,7 +217,7 @@ async fn missing_tables_are_reported_as_not_migrated() {
 /// A user of the shared server for one test.
 pub(super) struct Restricted {
     name: String,
-    pub(super) db: Fresh,
+    pub(super) db: TestDatabase,
     admin: Pool<Sql>,
     /// The URL of the restricted user.
     pub(super) url: String,
@@ -225,7 +225,7 @@ pub(super) struct Restricted {
 
 impl Restricted {
     /// Creates a user that may only connect.
-    pub(super) async fn on(db: Fresh) -> Self {
+    pub(super) async fn on(db: TestDatabase) -> Self {
         let admin = db.pool_of(1).await;
         let place = if DATABASE == Database::Postgres { "SELECT current_schema()" } else { "SELECT DATABASE()" };
         let place: String = sqlx::query_scalar(place).fetch_one(&admin).await.expect("the test's own place");
@@ -397,7 +397,7 @@ async fn migration_works_whatever_the_server_settings() {
         return;
     };
     let server = Server::start(kind);
-    let db = Fresh::at(server.url());
+    let db = TestDatabase::at(server.url());
     let admin = db.pool_of(1).await;
     for setting in ["sql_select_limit = 2", "sql_safe_updates = 1", "completion_type = 1"] {
         run(&admin, &format!("SET GLOBAL {setting}")).await;

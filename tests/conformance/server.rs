@@ -13,15 +13,15 @@ use tokio::time::{Instant, sleep_until};
 use crate::DATABASE;
 use crate::support::server::Server;
 use crate::support::worker::Worker;
-use crate::support::{Fresh, fresh, fresh_on, soon, until, until_waiters};
+use crate::support::{TestDatabase, fresh, fresh_on, soon, until, until_waiters};
 
 /// A TTL that no test waits for.
 const LONG: Duration = Duration::from_secs(120);
 
 /// A database of a single test, with faults on demand.
 enum ServerFixture {
-    Server(Server, Fresh),
-    File(Fresh, Option<Worker>),
+    Server(Server, TestDatabase),
+    File(TestDatabase, Option<Worker>),
 }
 
 impl ServerFixture {
@@ -35,7 +35,7 @@ impl ServerFixture {
         }
     }
 
-    fn db(&self) -> &Fresh {
+    fn db(&self) -> &TestDatabase {
         match self {
             Self::Server(_, db) | Self::File(db, _) => db,
         }
@@ -81,7 +81,7 @@ impl ServerFixture {
     }
 }
 
-async fn seize(db: &Fresh) -> Worker {
+async fn seize(db: &TestDatabase) -> Worker {
     let mut writer = Worker::start(&db.url);
     assert_eq!(writer.ask("seize").await, "seized");
     writer
@@ -227,7 +227,7 @@ struct Clients {
 }
 
 impl Clients {
-    async fn of(db: &Fresh) -> Self {
+    async fn of(db: &TestDatabase) -> Self {
         let (trying, waiting, looking) = (db.locks().await, db.locks().await, db.locks().await);
         for known in [&trying, &waiting, &looking] {
             known.lease("free").acquire().await.expect("acquire").release().await.expect("release");

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::examples::example;
 use super::network::behind_a_reading_proxy;
 use crate::support::proxy::{Direction, Proxy};
-use crate::support::{Database, Fresh, empty, soon};
+use crate::support::{Database, TestDatabase, empty, soon};
 use crate::{DATABASE, Sql};
 
 struct Service {
@@ -122,7 +122,7 @@ struct Way {
 }
 
 impl Way {
-    async fn to(db: &Fresh) -> Self {
+    async fn to(db: &TestDatabase) -> Self {
         let (proxy, url) = match DATABASE {
             Database::Sqlite => (None, db.url.clone()),
             _ => {

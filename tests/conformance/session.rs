@@ -22,7 +22,7 @@ use super::network::behind_a_proxy;
 use crate::support::proxy::Direction;
 use crate::support::server::{Options, PgBouncer, Server};
 use crate::support::worker::Worker;
-use crate::support::{Database, Fresh, builder, connect, empty, of_processes, soon};
+use crate::support::{Database, TestDatabase, builder, connect, empty, query_processes, soon};
 use crate::{DATABASE, Sql};
 
 async fn hold(locks: &Locks, name: &str) -> SessionLock {
@@ -499,7 +499,7 @@ async fn end_the_connection(pool: &Pool<Sql>) {
             "KILL ",
         ),
     };
-    let found: Vec<i64> = of_processes(async || sqlx::query_scalar(find).fetch_all(pool).await).await;
+    let found: Vec<i64> = query_processes(async || sqlx::query_scalar(find).fetch_all(pool).await).await;
     assert!(!found.is_empty(), "there is a connection");
     for id in found {
         let end = if DATABASE == Database::Postgres { format!("{end}({id})") } else { format!("{end}{id}") };
@@ -657,7 +657,7 @@ async fn unconfirmed_unlock_closes_the_connection() {
 }
 
 /// The directory of session locks on SQLite.
-fn place(db: &Fresh) -> String {
+fn place(db: &TestDatabase) -> String {
     let (path, _) = db.url.trim_start_matches("sqlite://").split_once('?').expect("a path");
     format!("{path}-sqlock-session")
 }
@@ -684,7 +684,7 @@ async fn lock_files_have_the_mode_of_the_database() {
 }
 
 /// On SQLite, every unlock is answered. From outside, each locked name is visible as a file.
-async fn lock_file_exists_while_name_is_locked(db: &Fresh) {
+async fn lock_file_exists_while_name_is_locked(db: &TestDatabase) {
     let files = || std::fs::read_dir(place(db)).map_or(0, Iterator::count);
     let (ours, theirs) = (db.locks().await, db.locks().await);
     assert_eq!(files(), 0);

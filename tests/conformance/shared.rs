@@ -23,7 +23,7 @@ use super::cancel::{CancelFixture, Point, drop_at, everywhere};
 use super::fence::{add_one, assert_kept_out, counters};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{ARRIVALS_APART, Database, Fresh, LONG, SOON, fresh, soon, until_waiters};
+use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 /// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
@@ -81,7 +81,7 @@ pub(super) async fn holders(observer: &Locks) -> Vec<LeaseInfo> {
 }
 
 /// Waits until the name has no holder, no waiter, and no entry in the table.
-pub(super) async fn assert_nothing_is_left(db: &Fresh) {
+pub(super) async fn assert_nothing_is_left(db: &TestDatabase) {
     let pool = db.pool_of(1).await;
     let next = taken(writing(&db.locks().await)).await;
     next.release().await.expect("release");
@@ -244,7 +244,7 @@ struct Crowd {
 
 impl Crowd {
     async fn gather(
-        db: &Fresh,
+        db: &TestDatabase,
         manner: &str,
         inside: &CriticalSection,
         dir: &str,

@@ -34,7 +34,7 @@ struct Bill {
     acquire_new: u64,
     refused_try: u64,
     release: u64,
-    hand_off: u64,
+    hand_over: u64,
     /// The statements of `BEATS` heartbeats of a client that holds a thousand leases.
     beats: u64,
 }
@@ -49,7 +49,7 @@ async fn operations_cost_the_promised_statements() {
     println!("{DATABASE:?}: statements: {bill:?}");
     assert_eq!(bill.acquire_known, 1);
     assert_eq!(bill.release, 1);
-    assert_eq!(bill.hand_off, 1);
+    assert_eq!(bill.hand_over, 1);
     // One for each, and perhaps one more in flight.
     assert!((BEATS..=BEATS + 1).contains(&bill.beats), "{bill:?}");
     let (new, refused) = match DATABASE {
@@ -83,7 +83,7 @@ async fn operations_cost_one_file_commit_each() {
     let bill = bill(&meter).await;
     println!("{DATABASE:?}: commits: {bill:?}");
     assert_eq!((bill.acquire_known, bill.acquire_new, bill.refused_try), (1, 1, 0));
-    assert_eq!((bill.release, bill.hand_off), (1, 1));
+    assert_eq!((bill.release, bill.hand_over), (1, 1));
     assert!((BEATS..=BEATS + 1).contains(&bill.beats), "{bill:?}");
 }
 
@@ -214,7 +214,7 @@ async fn handover_cost_is_independent_of_waiter_count() {
     let few = cost_of_passing(&meter, "few", 2, promised).await;
     // Without notifications, the next waiter polls at least once.
     let many = cost_of_passing(&meter, "many", 64, few + 2).await;
-    println!("{DATABASE:?}: statements of a hand-off with 2 waiting: {few}, with 64: {many}");
+    println!("{DATABASE:?}: statements of a hand-over with 2 waiting: {few}, with 64: {many}");
     assert!(few > 0 && few <= promised, "{few} with 2 waiting");
     assert!(many <= few + 2, "{few} with 2 waiting, {many} with 64");
 }
@@ -316,7 +316,7 @@ async fn bill(meter: &Meter) -> Bill {
         new.expect("acquire").release().await.expect("release");
         let waiting = spawn_waiter(&ours, "known").await;
         let next;
-        (next, bill.hand_off) = meter
+        (next, bill.hand_over) = meter
             .cost(async {
                 lease.release().await.expect("release");
                 waiting.await.expect("no panic")
@@ -354,7 +354,7 @@ impl Bill {
             acquire_new: self.acquire_new.min(other.acquire_new),
             refused_try: self.refused_try.min(other.refused_try),
             release: self.release.min(other.release),
-            hand_off: self.hand_off.min(other.hand_off),
+            hand_over: self.hand_over.min(other.hand_over),
             beats: 0,
         }
     }
@@ -391,7 +391,7 @@ struct Meter {
     reading: u64,
     look: u64,
     _server: Option<Server>,
-    _file: Option<crate::support::Fresh>,
+    _file: Option<crate::support::TestDatabase>,
 }
 
 enum Gauge {
@@ -441,7 +441,7 @@ impl Meter {
         monitor: Pool<Sql>,
         gauge: Gauge,
         server: Option<Server>,
-        file: Option<crate::support::Fresh>,
+        file: Option<crate::support::TestDatabase>,
     ) -> Self {
         let mut meter = Self { ours, monitor, gauge, reading: 0, look: 0, _server: server, _file: file };
         meter.count().await;

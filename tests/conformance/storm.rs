@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use crate::support::history::{Event, History, Op, Residue, Rules};
 use crate::support::server::Server;
 use crate::support::worker::{Guarded, Worker};
-use crate::support::{Database, Fresh, SOON, fresh, fresh_on, of_processes};
+use crate::support::{Database, SOON, TestDatabase, fresh, fresh_on, query_processes};
 use crate::{DATABASE, Sql};
 
 /// How long a grant to a process that does not confirm it keeps the name.
@@ -89,7 +89,7 @@ async fn storm_with_killed_holders_breaks_no_promise() {
 }
 
 /// Starts the processes together.
-fn storm(db: &Fresh, record: &tempfile::TempDir, cycles: usize, ttl: Duration) -> Vec<Worker> {
+fn storm(db: &TestDatabase, record: &tempfile::TempDir, cycles: usize, ttl: Duration) -> Vec<Worker> {
     let mut workers: Vec<Worker> = (0..PROCESSES).map(|_| Worker::start(&db.url)).collect();
     let dir = record.path().display();
     for worker in &mut workers {
@@ -187,7 +187,7 @@ async fn open_transactions(pool: &Pool<Sql>) -> u64 {
             return u64::from(alone.is_err());
         }
     };
-    let count = of_processes(async || sqlx::query_scalar::<Sql, i64>(sql).fetch_one(pool).await).await;
+    let count = query_processes(async || sqlx::query_scalar::<Sql, i64>(sql).fetch_one(pool).await).await;
     count.unsigned_abs()
 }
 

@@ -7,7 +7,7 @@ use sqlock::version::Versioned;
 use sqlx::{AssertSqlSafe, Executor, FromRow, Pool, Row as _};
 
 use super::fence::{IsolatedPool, levels, run};
-use crate::support::{Database, Fresh, SOON, connect, empty, soon};
+use crate::support::{Database, SOON, TestDatabase, connect, empty, soon};
 use crate::{DATABASE, Sql};
 
 /// All columns of an account: its id, version, owner and balance.
@@ -27,7 +27,7 @@ where
 
 /// A database with accounts, of which the first is Ann's: 100, at version 1.
 pub(super) struct Bank {
-    pub(super) db: Fresh,
+    pub(super) db: TestDatabase,
     pub(super) pool: Pool<Sql>,
     pub(super) accounts: Versioned,
 }

@@ -20,7 +20,7 @@ use crate::support::history::boot_ns;
 use crate::support::proxy::Proxy;
 use crate::support::server::{Kind, PgBouncer, Server};
 use crate::support::worker::Worker;
-use crate::support::{ARRIVALS_APART, Database, Fresh, LONG, SOON, builder, connect, fresh, soon};
+use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon};
 use crate::{DATABASE, Sql};
 
 /// How long a grant to another process lasts until its client has confirmed it, and an entry
@@ -32,7 +32,7 @@ const SLACK: Duration = Duration::from_secs(10);
 
 /// The queue of the name `a`, with a client that observes it.
 struct WaitQueue {
-    db: Fresh,
+    db: TestDatabase,
     outside: Locks,
     table: Pool<Sql>,
 }
@@ -44,7 +44,7 @@ impl WaitQueue {
         Self::on(fresh().await).await
     }
 
-    async fn on(db: Fresh) -> Self {
+    async fn on(db: TestDatabase) -> Self {
         let (outside, table) = (db.locks().await, db.pool_of(1).await);
         Self { db, outside, table }
     }

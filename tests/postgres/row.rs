@@ -4,9 +4,9 @@ use sqlock::row::RowError;
 use sqlock::{Error, Locks};
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
 
-use crate::support::{Fresh, connect, fresh};
+use crate::support::{TestDatabase, connect, fresh};
 
-async fn tables(statements: &[&'static str]) -> (Fresh, PgPool, Locks) {
+async fn tables(statements: &[&'static str]) -> (TestDatabase, PgPool, Locks) {
     let db = fresh().await;
     let pool = connect(&db.url, 4).await;
     for sql in statements {

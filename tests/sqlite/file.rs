@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use sqlock::LossCause;
 use sqlx::AssertSqlSafe;
 
-use crate::support::{Fresh, LONG, fresh, soon};
+use crate::support::{LONG, TestDatabase, fresh, soon};
 
-fn path(db: &Fresh) -> PathBuf {
+fn path(db: &TestDatabase) -> PathBuf {
     let (path, _) = db.url.trim_start_matches("sqlite://").split_once('?').expect("a path");
     path.into()
 }
 
-fn at(path: &Path) -> Fresh {
-    Fresh::at(format!("sqlite://{}?mode=rwc", path.display()))
+fn at(path: &Path) -> TestDatabase {
+    TestDatabase::at(format!("sqlite://{}?mode=rwc", path.display()))
 }
 
 /// Puts another file with empty tables in the place of this one, and deletes the files that belong
 /// to the old one. Meanwhile nobody writes: a journal would be applied to the new file.
-async fn replace(db: &Fresh) {
+async fn replace(db: &TestDatabase) {
     let (path, other) = (path(db), path(db).with_extension("new"));
     at(&other).locks().await.migrate().await.expect("migrate");
     let tx = db.pool_of(1).await.begin_with("BEGIN IMMEDIATE").await.expect("the write lock");

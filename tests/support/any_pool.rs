@@ -44,7 +44,7 @@ impl AnyPool {
             #[cfg(feature = "sqlite")]
             Some("sqlite") => {
                 let file: sqlx::sqlite::SqliteConnectOptions = url.parse().expect(URL);
-                Self::Sqlite(options(connections).connect_lazy_with(file.busy_timeout(PATIENCE)))
+                Self::Sqlite(options(connections).connect_lazy_with(file.busy_timeout(POOL_TIMEOUT)))
             }
             _ => panic!("this program was built without the database of {url}"),
         }
@@ -55,9 +55,9 @@ impl AnyPool {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const POOL_TIMEOUT: Duration = Duration::from_secs(30);
 const URL: &str = "the URL can be parsed";
 
 fn options<DB: sqlx::Database>(connections: u32) -> PoolOptions<DB> {
-    PoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE)
+    PoolOptions::new().max_connections(connections).acquire_timeout(POOL_TIMEOUT)
 }

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Fresh, soon};
+use super::{TestDatabase, soon};
 use crate::DATABASE;
 
 /// The output and the exit status of a command.
@@ -48,7 +48,7 @@ pub fn program() -> &'static str {
 ///
 /// On SQLite the leases are in the sidecar file. An option chooses it, so that sqlock prints no
 /// note about it.
-pub fn sqlock(db: &Fresh, arguments: &[&str]) -> Command {
+pub fn sqlock(db: &TestDatabase, arguments: &[&str]) -> Command {
     let arguments = match DATABASE {
         super::Database::Sqlite => [&["--sidecar"], arguments].concat(),
         _ => arguments.to_vec(),
@@ -100,7 +100,7 @@ pub async fn end(mut command: Command) -> Ended {
 }
 
 /// Runs `sqlock ARGUMENTS` on a database to its end.
-pub async fn run(db: &Fresh, arguments: &[&str]) -> Ended {
+pub async fn run(db: &TestDatabase, arguments: &[&str]) -> Ended {
     end(sqlock(db, arguments)).await
 }
 
@@ -207,7 +207,7 @@ impl ClosedPort {
 }
 
 /// Creates a client on the database in which the command keeps its leases, with the tables.
-pub async fn beside(db: &Fresh) -> Locks {
+pub async fn beside(db: &TestDatabase) -> Locks {
     let locks = db.of_the_command().locks().await;
     locks.migrate().await.expect("migrate");
     locks
@@ -218,13 +218,13 @@ pub async fn held(locks: &Locks, name: &str) -> Option<LeaseInfo> {
     locks.inspect(name).await.expect("inspect")
 }
 
-impl Fresh {
+impl TestDatabase {
     /// Returns the database with the command's leases, to inspect them with the library: on SQLite
     /// the sidecar file, otherwise the same database.
-    pub fn of_the_command(&self) -> Fresh {
+    pub fn of_the_command(&self) -> TestDatabase {
         match DATABASE {
-            super::Database::Sqlite => Fresh { url: self.url.replace("test.db", "test.db-sqlock"), _file: None },
-            _ => Fresh { url: self.url.clone(), _file: None },
+            super::Database::Sqlite => TestDatabase { url: self.url.replace("test.db", "test.db-sqlock"), _file: None },
+            _ => TestDatabase { url: self.url.clone(), _file: None },
         }
     }
 }

@@ -28,13 +28,13 @@ use super::command::{Ended, run, sqlock};
 use super::proxy::{Direction, Proxy};
 use super::server::Server;
 use super::worker::Worker;
-use super::{Fresh, SOON, empty, empty_on, held, soon};
+use super::{SOON, TestDatabase, empty, empty_on, held, soon};
 use crate::{DATABASE, Sql};
 
 /// A database with sqlock's tables, the path to it, and a directory for the test's files.
 pub struct CommandFixture {
     /// The database, without the faults of the network.
-    pub db: Fresh,
+    pub db: TestDatabase,
     /// The URL for the processes under test.
     url: String,
     leases: Pool<Sql>,
@@ -85,7 +85,7 @@ impl CommandFixture {
         Self::on(db, None, server).await
     }
 
-    async fn on(db: Fresh, proxy: Option<Proxy>, server: Option<Server>) -> Self {
+    async fn on(db: TestDatabase, proxy: Option<Proxy>, server: Option<Server>) -> Self {
         let url = match &proxy {
             Some(proxy) => with_port(&db.url, proxy.port()),
             None => db.url.clone(),
@@ -199,7 +199,7 @@ impl CommandFixture {
         self.row_when("a renewal", name, later).await
     }
 
-    /// Whether `sqlock run -n` acquires the name.
+    /// Returns whether `sqlock run -n` acquires the name.
     pub async fn is_free(&self, name: &str) -> bool {
         match run(&self.db, &["run", "-n", name, "--", "true"]).await {
             ended if ended.code() == 75 => false,

@@ -394,7 +394,7 @@ fn select<'a>(events: &[&'a Event], op: Op, outcomes: &[Outcome]) -> Vec<&'a Eve
 }
 
 impl Event {
-    /// Whether this call certainly took effect before the other.
+    /// Returns whether this call certainly took effect before the other.
     pub fn before(&self, other: &Event) -> bool {
         self.return_ns < other.invoke_ns
     }
@@ -403,12 +403,12 @@ impl Event {
         self.op == op && outcomes.contains(&self.outcome)
     }
 
-    /// Whether the database compared owner and token, and both matched.
+    /// Returns whether the database compared owner and token, and both matched.
     fn was_compared(&self) -> bool {
         !matches!(self.op, Op::Acquire | Op::Lost | Op::Held) && self.outcome == Outcome::Ok
     }
 
-    /// Whether the call succeeded although no time was left.
+    /// Returns whether the call succeeded although no time was left.
     fn is_late(&self) -> bool {
         let given = self.is(Op::Acquire, SUCCESS) || self.is(Op::Renew, SUCCESS);
         given && self.deadline_ns.is_some_and(|deadline| deadline <= self.return_ns)

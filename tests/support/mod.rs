@@ -77,8 +77,8 @@ impl Database {
     }
 }
 
-/// A database, schema or file of this test's own, empty.
-pub struct Fresh {
+/// The database of a test: a database, a schema or a file of its own.
+pub struct TestDatabase {
     /// The URL of the database.
     pub url: String,
     _file: Option<tempfile::TempDir>,
@@ -94,19 +94,19 @@ fn directory() -> tempfile::TempDir {
 }
 
 /// Creates a database on the shared server, without tables.
-pub async fn empty() -> Fresh {
+pub async fn empty() -> TestDatabase {
     match DATABASE {
         Database::Sqlite => {
             let dir = directory();
             let url = format!("sqlite://{}?mode=rwc", dir.path().join("test.db").display());
-            Fresh { url, _file: Some(dir) }
+            TestDatabase { url, _file: Some(dir) }
         }
         _ => empty_on(&DATABASE.shared_url()).await,
     }
 }
 
 /// Creates a database on a server, without tables.
-pub async fn empty_on(server: &str) -> Fresh {
+pub async fn empty_on(server: &str) -> TestDatabase {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     // The name contains the start of the process, because databases outlive their process on a
     // reused server, and process ids are reused.
@@ -130,27 +130,27 @@ pub async fn empty_on(server: &str) -> Fresh {
         Database::Sqlite => unreachable!("SQLite needs no server"),
     };
     admin.close().await;
-    Fresh { url, _file: None }
+    TestDatabase { url, _file: None }
 }
 
 /// Creates a database with the tables of this crate.
-pub async fn fresh() -> Fresh {
+pub async fn fresh() -> TestDatabase {
     let fresh = empty().await;
     fresh.locks().await.migrate().await.expect("migrate");
     fresh
 }
 
 /// As [`fresh`], on a given server.
-pub async fn fresh_on(server: &str) -> Fresh {
+pub async fn fresh_on(server: &str) -> TestDatabase {
     let fresh = empty_on(server).await;
     fresh.locks().await.migrate().await.expect("migrate");
     fresh
 }
 
-impl Fresh {
+impl TestDatabase {
     /// Wraps the database of a URL. Another part of the test drops the database.
-    pub fn at(url: String) -> Fresh {
-        Fresh { url, _file: None }
+    pub fn at(url: String) -> TestDatabase {
+        TestDatabase { url, _file: None }
     }
 
     /// Creates a pool like an application's.
@@ -202,7 +202,7 @@ fn options(url: &str) -> <<Sql as sqlx::Database>::Connection as sqlx::Connectio
 
 /// Asks the server about its processes. MySQL also lists running statements, and fails if they
 /// contain bytes that are not text: the query is then repeated.
-pub async fn of_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T {
+pub async fn query_processes<T>(ask: impl AsyncFn() -> Result<T, sqlx::Error>) -> T {
     let until = tokio::time::Instant::now() + SOON;
     loop {
         match ask().await {

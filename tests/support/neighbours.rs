@@ -21,7 +21,7 @@ const HANDOVERS: usize = 1_000;
 /// The lowest TTL that a client takes by default.
 const TTL: Duration = Duration::from_secs(1);
 
-/// How long a row stays locked, and a connection stays deaf. SQLite has one lock for all rows,
+/// How long a row stays locked, and a connection stays silent. SQLite has one lock for all rows,
 /// which stops heartbeats as well.
 fn length_of_fault(database: &Database) -> Duration {
     if matches!(database, Database::Sqlite(_)) { TTL / 2 } else { 3 * TTL }
@@ -34,7 +34,7 @@ enum Fault {
     /// A foreign transaction has locked the row of a name that is released and requested.
     LockedRow,
     /// All open connections of the client swallow their traffic.
-    DeafConnections,
+    SilentConnections,
     /// A process that waits at the head is killed.
     DeadWaiter,
 }
@@ -44,7 +44,7 @@ impl fmt::Display for Fault {
         match self {
             Self::Handovers => write!(f, "{HANDOVERS} hand-overs at once"),
             Self::LockedRow => f.write_str("a locked row"),
-            Self::DeafConnections => f.write_str("deaf connections"),
+            Self::SilentConnections => f.write_str("silent connections"),
             Self::DeadWaiter => f.write_str("a dead waiter"),
         }
     }
@@ -56,8 +56,8 @@ pub(super) async fn soak(place: &Place, runs: u64) -> bool {
     locks.migrate().await.expect("migrate");
     println!("  {LEASES} leases of TTL {TTL:?} beside a fault, {runs} times each");
     let mut lost_ever = 0;
-    for fault in [Fault::Handovers, Fault::LockedRow, Fault::DeafConnections, Fault::DeadWaiter] {
-        if matches!((fault, &place.database), (Fault::DeafConnections, Database::Sqlite(_))) {
+    for fault in [Fault::Handovers, Fault::LockedRow, Fault::SilentConnections, Fault::DeadWaiter] {
+        if matches!((fault, &place.database), (Fault::SilentConnections, Database::Sqlite(_))) {
             continue;
         }
         let (mut lost, start) = (0, Instant::now());
@@ -74,7 +74,7 @@ pub(super) async fn soak(place: &Place, runs: u64) -> bool {
 
 /// Returns the number of lost leases.
 async fn run(place: &Place, fault: Fault) -> usize {
-    let proxy = matches!(fault, Fault::DeafConnections).then(|| place.behind_a_proxy());
+    let proxy = matches!(fault, Fault::SilentConnections).then(|| place.behind_a_proxy());
     let locks = match &proxy {
         Some((_, url)) => Database::open(url).locks().build(),
         None => place.database.locks().build(),
@@ -84,7 +84,7 @@ async fn run(place: &Place, fault: Fault) -> usize {
     match fault {
         Fault::Handovers => hand_over(place, &locks).await,
         Fault::LockedRow => lock_row(place, &locks).await,
-        Fault::DeafConnections => {
+        Fault::SilentConnections => {
             let (proxy, _) = proxy.as_ref().expect("made for this fault");
             // The heartbeat is among the connections that are open.
             sleep(TTL).await;

@@ -200,7 +200,7 @@ fn judge(history: &History) -> (bool, String) {
 /// `soak stand URL RECORD`: until its standard input ends.
 pub(super) async fn stand(url: &str, record: &Path) {
     // A stopped process would not notice the end of its parent.
-    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("the parent-death signal is set");
     let proc = std::process::id().to_string();
     let stander = Arc::new(Stander {
         locks: Database::open(url).locks().build(),

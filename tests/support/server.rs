@@ -38,7 +38,7 @@ const PREFIX: &str = "sqlock-server-";
 
 /// The longest time that an operation may take before the test fails: far more than it needs on a
 /// busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The kind of a database server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -748,7 +748,7 @@ impl Process {
 
     /// Retries until the server sends its greeting, and returns the greeting.
     fn await_greeting(&mut self, greet: impl Fn() -> io::Result<String>) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
                 panic!("the server ended while starting ({status}):\n{}", self.log_tail());
@@ -778,7 +778,7 @@ impl Process {
 
     /// Waits until the log contains `word` after the first `said` bytes.
     fn await_word(&mut self, word: &str, said: u64) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         loop {
             let log = fs::read(&self.log).unwrap_or_default();
             if String::from_utf8_lossy(log.get(said as usize..).unwrap_or_default()).contains(word) {
@@ -795,7 +795,7 @@ impl Process {
     /// Asks a server to end in order, and waits for its end.
     fn end(mut self) {
         send(self.pid(), Signal::TERM);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) {
             assert!(Instant::now() < deadline, "it does not end:\n{}", self.log_tail());
             sleep(Duration::from_millis(5));
@@ -846,7 +846,7 @@ fn send(pid: Pid, signal: Signal) {
 }
 
 fn await_true(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + SERVER_TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "waited too long for {what}");
         sleep(Duration::from_millis(1));

@@ -78,7 +78,7 @@ const AT_ONCE: usize = 4;
 
 /// How long a client that holds some names waits for another name: not long, because another client
 /// may wait in the opposite order.
-const IMPATIENCE: Duration = Duration::from_millis(500);
+const SHORT_WAIT: Duration = Duration::from_millis(500);
 
 /// How long the names of the second storm are in use.
 const GENERATION: Duration = Duration::from_secs(5);
@@ -261,7 +261,7 @@ impl Client {
                 }
                 let request = self.locks.lease(name).ttl(TTL);
                 let taken = match random(3) {
-                    0 => request.wait(IMPATIENCE).acquire().await.map(Some),
+                    0 => request.wait(SHORT_WAIT).acquire().await.map(Some),
                     _ => request.try_acquire().await,
                 };
                 match taken {

@@ -69,7 +69,7 @@ use history::{Event, Op, Outcome, Recorder, boot_ns};
 
 fn main() {
     // A stopped worker would not notice that its standard input has ended.
-    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("the parent-death signal is set");
     let url = std::env::args().nth(1).expect("usage: test_worker URL");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

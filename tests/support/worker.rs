@@ -15,7 +15,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::ChildStdout;
 
 use super::history::{Audit, History, read_dir};
-use super::{Fresh, soon};
+use super::{TestDatabase, soon};
 use crate::Sql;
 
 /// A process that holds leases on command. Dropping it kills the process.
@@ -221,7 +221,7 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    pub async fn create(db: &Fresh, names: &[&str]) -> Self {
+    pub async fn create(db: &TestDatabase, names: &[&str]) -> Self {
         let pool = db.pool_of(1).await;
         for sql in [
             "CREATE TABLE guarded (name VARCHAR(64) PRIMARY KEY, value BIGINT NOT NULL)",

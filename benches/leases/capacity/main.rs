@@ -98,7 +98,7 @@ fn compare(run: &Run, database: &str, constants: &Constants) -> String {
         let unit = match row.metric {
             "B" => "cycles/s",
             "D" => "µs",
-            _ => "hand-offs/s",
+            _ => "hand-overs/s",
         };
         let name = format!("{} {}, {unit}", row.metric, row.what);
         let fitted = if is_fitted { "  a constant comes from here" } else { "" };

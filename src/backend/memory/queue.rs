@@ -7,7 +7,7 @@ use super::{Entry, Lease, Memory, MustWait, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{
     AcquisitionId, CurrentHolder, Enqueue, EntryRow, EntryState, Holder, Polled, Presence, Queue, Response,
 };
@@ -32,7 +32,7 @@ impl Memory {
         prepared.reads_holder_after_commit = Some(name.clone());
         for Enqueue { claim, age } in added {
             let age = if is_on(Mutation::ForgetArrival) { 0 } else { micros(*age) };
-            let entry = Entry::new(claim, EntryState::Waiting, Some(claim.client), now - age, now + micros(GRANT));
+            let entry = Entry::new(claim, EntryState::Waiting, Some(claim.client), now - age, now + micros(GRANT_TTL));
             prepared = prepared.write(Write::Entry(name.clone(), claim.id, Some(entry)));
         }
         if writes_row {

@@ -4,7 +4,7 @@ use super::{End, Entry, Lease, Memory, Prepared, Strength, Write};
 use crate::backend::micros;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{
     AcquisitionId, ChangeOutcome, ClientId, EntryState, Holder, Mode, Release, ReleaseOutcome, Response,
     WithdrawalOutcome,
@@ -73,7 +73,7 @@ impl Memory {
             }
             granted_entry = Some(first.id);
             let client = first.client.filter(|_| first.is_renewed);
-            ReleaseOutcome::ToEntry(row.grant_to(first.id, first.owner, client, first.ttl.min(GRANT), now))
+            ReleaseOutcome::ToEntry(row.grant_to(first.id, first.owner, client, first.ttl.min(GRANT_TTL), now))
         } else if let Some(claim) = next {
             ReleaseOutcome::ToNext(row.grant(claim, now).token)
         } else {

@@ -18,11 +18,11 @@ pub(super) async fn register(conn: &mut MySqlConnection, client: ClientId) -> Re
 
 // Bind order: client.
 #[rustfmt::skip]
-const BEAT: &str = concat!("
+const HEARTBEAT: &str = concat!("
 UPDATE sqlock_client SET beat_at = ", now!(), ", notice = LAST_INSERT_ID(notice + 1) - 1 WHERE id = ?");
 
 pub(super) async fn beat(conn: &mut MySqlConnection, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
-    let done = sqlx::query(BEAT).bind(client.to_string()).execute(conn).await?;
+    let done = sqlx::query(HEARTBEAT).bind(client.to_string()).execute(conn).await?;
     Ok((done.rows_affected() > 0).then(|| notices(done.last_insert_id())))
 }
 

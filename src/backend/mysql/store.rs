@@ -18,7 +18,7 @@ use sqlx::{MySql, MySqlConnection};
 
 use super::script::Sending;
 use super::{acquire, change, heartbeat, queue, release, transition};
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{Request, Response};
 use crate::token::FencingToken;
 
@@ -40,14 +40,14 @@ macro_rules! now {
     };
 }
 
-/// [`GRANT`] in microseconds.
+/// [`GRANT_TTL`] in microseconds.
 macro_rules! grant {
     () => {
         "3000000"
     };
 }
 
-const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! says the same");
+const _: () = assert!(GRANT_TTL.as_micros() == 3_000_000, "grant! says the same");
 
 /// When a row of `sqlock_lease` expires: at its `expires_at`, or one TTL after the last heartbeat
 /// of its client, whichever is later.

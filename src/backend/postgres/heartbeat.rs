@@ -28,11 +28,11 @@ pub(super) async fn register(conn: &mut Connection<'_>, client: ClientId) -> Res
 
 // As above.
 #[rustfmt::skip]
-const BEAT: &str = concat!("
+const HEARTBEAT: &str = concat!("
 UPDATE sqlock_client SET beat_at = ", now!(), ", listens = ", listens!(), " WHERE id = $1 RETURNING notice");
 
 /// Writes the heartbeat of a client. Returns the number of its notices, or `None` if it has no row.
 pub(super) async fn beat(conn: &mut Connection<'_>, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
-    let row = conn.row(sqlx::query(BEAT).bind(client.to_string()).bind(conn.mark)).await?;
+    let row = conn.row(sqlx::query(HEARTBEAT).bind(client.to_string()).bind(conn.mark)).await?;
     row.map(|row| row.number("notice")).transpose()
 }

@@ -73,7 +73,7 @@ impl Settings {
         Ok(Self { transaction, is_synchronous })
     }
 
-    /// Whether a commit may be lost in a crash after which its client repeats it.
+    /// Returns whether a commit may be lost in a crash after which its client repeats it.
     pub(super) fn may_commit_lazily(&self) -> bool {
         !self.is_synchronous
     }

@@ -21,7 +21,7 @@ use sqlx::{PgConnection, Postgres};
 
 use super::settings::Settings;
 use super::{acquire, change, heartbeat, queue, release, transition};
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{Request, Response};
 
 /// Microseconds since the Unix epoch.
@@ -32,7 +32,7 @@ macro_rules! now {
 }
 pub(super) use now;
 
-/// [`GRANT`] in microseconds.
+/// [`GRANT_TTL`] in microseconds.
 macro_rules! grant {
     () => {
         "3000000"
@@ -40,7 +40,7 @@ macro_rules! grant {
 }
 pub(super) use grant;
 
-const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant!() says the same");
+const _: () = assert!(GRANT_TTL.as_micros() == 3_000_000, "grant!() says the same");
 
 /// Gives a notice to each `client` in `loser` if `all_locked` has a row. A client without a row
 /// gets one: a registration under way waits for it. Its notices start at the clock, so that they

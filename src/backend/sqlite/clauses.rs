@@ -9,7 +9,7 @@ macro_rules! now {
     };
 }
 
-/// [`GRANT`](crate::protocol::timing::GRANT) in microseconds.
+/// [`GRANT_TTL`](crate::protocol::timing::GRANT_TTL) in microseconds.
 macro_rules! grant {
     () => {
         "3000000"

@@ -25,13 +25,13 @@ pub(super) async fn register(conn: &mut SqliteConnection, client: ClientId) -> R
 
 // $1 client
 #[rustfmt::skip]
-const BEAT: &str = concat!("
+const HEARTBEAT: &str = concat!("
 UPDATE sqlock_client SET beat_at = ", now!(), " WHERE id = $1
 RETURNING notice");
 
 /// Writes the heartbeat of a client. Returns the number of its notices, if it has a row.
 pub(super) async fn beat(conn: &mut SqliteConnection, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
-    write(conn, BEAT, client).await?.first().map(|row| row.number("notice")).transpose()
+    write(conn, HEARTBEAT, client).await?.first().map(|row| row.number("notice")).transpose()
 }
 
 /// The busy timeout of the connection for heartbeats, in milliseconds. SQLite's own handler sleeps

@@ -31,11 +31,11 @@ pub(super) async fn open(options: &SqliteConnectOptions) -> Result<Box<dyn Sessi
     let database = find_database(options).await?;
     let locks = SqliteSessionLocks { directory: directory(&database), database, held: HashMap::new() };
     let (directory, database) = (locks.directory.clone(), locks.database.clone());
-    blocking(move || create_directory(&directory, &database)).await.map_err(not_found)?;
+    run_blocking(move || create_directory(&directory, &database)).await.map_err(directory_error)?;
     Ok(Box::new(locks))
 }
 
-fn not_found(error: sqlx::Error) -> Error {
+fn directory_error(error: sqlx::Error) -> Error {
     Error::from_connect("find the directory of session locks", error)
 }
 
@@ -43,7 +43,7 @@ fn not_found(error: sqlx::Error) -> Error {
 #[cfg(target_os = "linux")]
 pub(super) async fn holders(options: &SqliteConnectOptions, name: &LockName) -> Result<Vec<SessionHolder>> {
     let path = directory(&find_database(options).await?).join(file_name(name));
-    let read = blocking(move || proc_locks::holders(&path));
+    let read = run_blocking(move || proc_locks::holders(&path));
     read.await.map_err(|error| Error::from_sqlx("list the holders of a session lock", error))
 }
 
@@ -59,16 +59,16 @@ pub(super) async fn holders(_: &SqliteConnectOptions, _: &LockName) -> Result<Ve
 /// Finds the file of the database.
 async fn find_database(options: &SqliteConnectOptions) -> Result<PathBuf> {
     let options = options.clone().busy_timeout(Duration::from_secs(2)).disable_statement_logging();
-    let mut conn = options.connect().await.map_err(not_found)?;
-    let file = super::file_of(&mut conn).await.map_err(not_found)?;
-    conn.close().await.map_err(not_found)?;
+    let mut conn = options.connect().await.map_err(directory_error)?;
+    let file = super::file_of(&mut conn).await.map_err(directory_error)?;
+    conn.close().await.map_err(directory_error)?;
     if file.is_empty() {
         return Err(Error::Unsupported {
             what: "a session lock",
             reason: "a database in memory is private to this process; use a lock of the language, such as tokio's Mutex",
         });
     }
-    blocking(move || Path::new(&file).canonicalize()).await.map_err(not_found)
+    run_blocking(move || Path::new(&file).canonicalize()).await.map_err(directory_error)
 }
 
 /// Returns the directory for the files of a database.
@@ -102,7 +102,7 @@ impl SessionLocks for SqliteSessionLocks {
     fn try_lock<'a>(&'a mut self, name: &'a LockName, shared: bool) -> StoreFuture<'a, bool> {
         let (path, database) = (self.path(name), self.database.clone());
         Box::pin(async move {
-            let file = blocking(move || lock(&path, &database, shared)).await?;
+            let file = run_blocking(move || lock(&path, &database, shared)).await?;
             let taken = file.is_some();
             self.held.extend(file.map(|file| (name.clone(), Arc::new(file))));
             Ok(taken)
@@ -115,7 +115,7 @@ impl SessionLocks for SqliteSessionLocks {
             let Some(file) = self.held.remove(name) else {
                 return Ok(false);
             };
-            blocking(move || unlock(&path, &file)).await
+            run_blocking(move || unlock(&path, &file)).await
         })
     }
 
@@ -123,7 +123,7 @@ impl SessionLocks for SqliteSessionLocks {
     fn ping(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let held: Vec<_> = self.held.iter().map(|(name, file)| (Arc::clone(file), self.path(name))).collect();
-            blocking(move || {
+            run_blocking(move || {
                 for (file, path) in held {
                     if !is_at(&file, &path)? {
                         return Err(io::ErrorKind::NotFound.into());
@@ -139,7 +139,7 @@ impl SessionLocks for SqliteSessionLocks {
         Box::pin(async move {
             let held = std::mem::take(&mut self.held);
             let held: Vec<_> = held.into_iter().map(|(name, file)| (self.path(&name), file)).collect();
-            blocking(move || {
+            run_blocking(move || {
                 // The lock ends with its file, which is closed.
                 held.iter().for_each(|(path, file)| drop(unlock(path, file)));
                 Ok(())
@@ -205,8 +205,8 @@ fn create_directory(directory: &Path, database: &Path) -> io::Result<()> {
     }
 }
 
-/// Gives a new file or directory the owner and the mode of the database. An error does not matter
-/// here: a user without the right to open the file receives another one.
+/// Gives a new file or directory the owner and the mode of the database. Errors are ignored: a user
+/// without the right to open the file gets an error when it opens the file.
 #[cfg(unix)]
 fn copy_access(database: &Path, path: &Path, created: &File) {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
@@ -266,7 +266,9 @@ fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
 }
 
 /// Runs file operations outside the runtime's threads. None of these calls waits for a lock.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, sqlx::Error> {
+async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, sqlx::Error> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(file_error),
         Err(ended) => Err(sqlx::Error::Io(ended.into())),
@@ -282,11 +284,11 @@ mod tests {
     #[tokio::test]
     async fn forbidden_file_is_an_access_error() {
         for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
-            let refused = blocking(move || Err::<(), _>(kind.into())).await.expect_err("refused");
+            let refused = run_blocking(move || Err::<(), _>(kind.into())).await.expect_err("refused");
             let error = Error::from_sqlx("acquire a session lock", refused);
             assert!(matches!(error, Error::Access { cause: AccessError::MissingPrivilege, .. }), "{error}");
         }
-        let full = blocking(|| Err::<(), _>(io::ErrorKind::StorageFull.into())).await.expect_err("refused");
+        let full = run_blocking(|| Err::<(), _>(io::ErrorKind::StorageFull.into())).await.expect_err("refused");
         assert!(Error::from_sqlx("acquire a session lock", full).is_retryable());
     }
 }

@@ -25,12 +25,12 @@ use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Executor as _, Sqlite, SqliteConnection};
 
 use super::{acquire, change, heartbeat, queue, release, transition};
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{Request, Response};
 
 pub(super) type SqliteQuery<'q> = Query<'q, Sqlite, SqliteArguments>;
 
-const _: () = assert!(GRANT.as_micros() == 3_000_000, "grant! in clauses.rs says the same");
+const _: () = assert!(GRANT_TTL.as_micros() == 3_000_000, "grant! in clauses.rs says the same");
 
 /// Carries out a request.
 ///

@@ -225,7 +225,7 @@ impl LeaseArgs {
             return Ok(None);
         }
         let holders = db.read(async || db.locks.holders(&self.name).await).await?;
-        let enclosing = holders.iter().find(|held| environment::encloses(&owners, held));
+        let enclosing = holders.iter().find(|held| environment::is_owned_by(&owners, held));
         let Some(enclosing) = enclosing else {
             return Ok(None);
         };
@@ -361,7 +361,7 @@ const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Describes how to end the wait.
 fn format_hint(db: &Database, name: &str, holders: &[LeaseInfo], enclosing_owners: &[Owner]) -> String {
-    let is_enclosing = |held: &LeaseInfo| environment::encloses(enclosing_owners, held);
+    let is_enclosing = |held: &LeaseInfo| environment::is_owned_by(enclosing_owners, held);
     // The hint does not repeat the URL, which may contain a password.
     let database = if db.is_named_by_option { " (with the same -D)" } else { "" };
     let advice = match holders {

@@ -12,7 +12,7 @@ pub const OWNER_VARIABLE: &str = "SQLOCK_OWNER";
 /// The owners of the runs that enclose the innermost run, separated by commas.
 pub const OUTER_OWNERS_VARIABLE: &str = "SQLOCK_OUTER_OWNERS";
 
-/// Returns the owners of all runs that enclose this process.
+/// Returns the owners of all runs that enclose this process. Owners that cannot be read are left out.
 pub fn enclosing_owners() -> Vec<Owner> {
     let outer = [OWNER_VARIABLE, OUTER_OWNERS_VARIABLE].map(|variable| std::env::var(variable).unwrap_or_default());
     outer.iter().flat_map(|owners| owners.split(',')).filter_map(|owner| owner.parse().ok()).collect()
@@ -24,7 +24,7 @@ pub fn is_enclosing(owner: Owner) -> bool {
     enclosing_owners().contains(&owner)
 }
 
-/// Returns whether a lease belongs to one of the runs that enclose this process.
-pub fn encloses(enclosing_owners: &[Owner], held: &LeaseInfo) -> bool {
-    held.owner.is_some_and(|owner| enclosing_owners.contains(&owner))
+/// Returns whether one of these owners has the lease.
+pub fn is_owned_by(owners: &[Owner], lease: &LeaseInfo) -> bool {
+    lease.owner.is_some_and(|owner| owners.contains(&owner))
 }

@@ -293,7 +293,7 @@ async fn inspect_majority(args: &LeaseArgs, databases: &[Arc<Database>]) -> Resu
         && let Some(inspected) = inspections.join_next().await
     {
         match inspected {
-            Ok((_, Ok(Ok(Some(held))))) if environment::encloses(&enclosing_owners, &held) => {
+            Ok((_, Ok(Ok(Some(held))))) if environment::is_owned_by(&enclosing_owners, &held) => {
                 return Err(Failure::usage(format!(
                     "{} is held by the enclosing sqlock run: this one would wait for ever",
                     quote(&args.name)

@@ -219,7 +219,7 @@ async fn find_role_beside_tables(sidecar: &Path, filter: LeaseFilter<'_>) -> Res
         LeaseFilter::Holding(name, token) => held.name.as_str() == name && held.token == token,
     });
     let enclosing_owners = environment::enclosing_owners();
-    let is_enclosing = leases.iter().any(|held| environment::encloses(&enclosing_owners, held));
+    let is_enclosing = leases.iter().any(|held| environment::is_owned_by(&enclosing_owners, held));
     Ok(match leases.is_empty() {
         true => None,
         false if is_enclosing => Some(FileRole::Provisional),

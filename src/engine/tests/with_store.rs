@@ -8,14 +8,14 @@ const STORE_START: i64 = 1_700_000_000_000_000;
 
 /// An engine and its store.
 struct Client {
-    dialogue: Conversation,
+    dialogue: EngineFixture,
     store: Memory,
     transactions: u64,
 }
 
 impl Client {
     fn new() -> Self {
-        Self { dialogue: Conversation::new(), store: Memory::new(false), transactions: 0 }
+        Self { dialogue: EngineFixture::new(), store: Memory::new(false), transactions: 0 }
     }
 
     fn acquire(&mut self, waiter: u64, wait_mode: WaitMode) {
@@ -91,10 +91,10 @@ fn waiters_that_have_left_are_forgotten() {
     client.acquire(1, hour);
     client.acquire(2, hour);
     client.dialogue.feed(Input::Cancel { waiter: WaiterId(2) });
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     let (_, grant) = client.grants().remove(0);
     client.dialogue.feed(Input::Release { lease: grant.lease });
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     assert!(client.dialogue.engine.is_idle());
     assert_eq!(client.dialogue.engine.wakes_at(), None);
 }
@@ -106,11 +106,11 @@ fn refused_extension_is_looked_up() {
     let first = LeaseSpec { reenters: true, is_renewed: false, ..spec("a", WaitMode::Wait(None)) };
     let again = LeaseSpec { is_renewed: true, ..first.clone() };
     client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), spec: first });
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     let (_, grant) = client.grants().remove(0);
     client.execute(&Request::Evict { name: grant.name.clone(), token: grant.token });
     client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), spec: again });
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     let lost = |action: &&Action| matches!(action, Action::Lost { cause: LossCause::Superseded, .. });
     assert_eq!(client.dialogue.actions.iter().filter(lost).count(), 2, "{:?}", client.dialogue.actions);
 }
@@ -122,14 +122,14 @@ fn first_notice_after_a_sweep_is_news() {
     let mut client = Client::new();
     for waiter in 1..=3 {
         client.acquire(waiter, WaitMode::Wait(None));
-        client.serve(BEAT / 4);
+        client.serve(HEARTBEAT_INTERVAL / 4);
         let (_, grant) = client.grants().pop().expect("a grant");
         client.execute(&Request::Ask { name: grant.name.clone() });
-        client.serve(BEAT * 2);
+        client.serve(HEARTBEAT_INTERVAL * 2);
         let is_asked = |action: &Action| matches!(action, Action::ReleaseRequested { lease } if *lease == grant.lease);
         assert!(client.dialogue.has_acted(is_asked), "{waiter}: {:?}", client.dialogue.actions);
         client.dialogue.feed(Input::Release { lease: grant.lease });
-        client.serve(BEAT);
+        client.serve(HEARTBEAT_INTERVAL);
         client.store.clients.clear();
     }
 }
@@ -139,14 +139,14 @@ fn first_notice_after_a_sweep_is_news() {
 fn lost_lease_is_withdrawn_soon_whatever_its_ttl() {
     let mut client = Client::new();
     client.acquire(1, WaitMode::Wait(None));
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     let (_, grant) = client.grants().remove(0);
     let name = client.dialogue.engine.names.get_mut(&grant.name).expect("the name");
     let holding = name.holding(grant.id).expect("the holding");
-    (holding.claim.ttl, holding.ttl) = (Duration::from_secs(24 * 3_600), GRANT);
+    (holding.claim.ttl, holding.ttl) = (Duration::from_secs(24 * 3_600), GRANT_TTL);
     let now = client.dialogue.now;
     client.dialogue.engine.lose(now, &grant.name, grant.id, LossCause::Expired);
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     assert_eq!(client.holder(), Some(Holder::Nobody));
 }
 
@@ -155,7 +155,7 @@ fn lost_lease_is_withdrawn_soon_whatever_its_ttl() {
 fn waiters_of_other_owners_do_not_join() {
     let mut client = Client::new();
     client.acquire(1, WaitMode::Wait(None));
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     for waiter in (2..=50).map(WaiterId) {
         let spec = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
         client.dialogue.feed(Input::Acquire { waiter, spec });
@@ -170,12 +170,12 @@ fn changes_are_answered_in_order() {
     let mut client = Client::new();
     let first = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
     client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), spec: first.clone() });
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), spec: first });
     let lease = client.grants()[0].1.lease;
     client.dialogue.feed(Input::Amend { lease, amendment: Amendment::Extend(Duration::from_secs(60)) });
     client.dialogue.feed(Input::Amend { lease, amendment: Amendment::Downgrade });
-    client.serve(BEAT);
+    client.serve(HEARTBEAT_INTERVAL);
     let result = |action: &Action| match action {
         Action::Amended { result, .. } => Some(result.is_ok()),
         _ => None,

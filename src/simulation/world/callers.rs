@@ -246,7 +246,7 @@ impl World {
             Refusal::Lost if exported_at.is_some_and(|at| self.now < at + SECOND) => {
                 self.violate(format!("client {client}: {waiter:?} resumes {resumes:?}: refused as lost"));
             }
-            Refusal::Held if !is_try => {
+            Refusal::Taken if !is_try => {
                 self.violate(format!("client {client}: {waiter:?} waits, and is refused because the name is held"))
             }
             Refusal::Timeout if is_unlimited => {
@@ -255,7 +255,7 @@ impl World {
             Refusal::Failed(_) | Refusal::NoAnswer if self.profile.is_quick() => {
                 self.violate(format!("client {client}: {waiter:?} fails without a reason: {refusal:?}"));
             }
-            Refusal::Held => {
+            Refusal::Taken => {
                 self.check_refused_try(client, &wait);
                 self.summary.refused += 1;
             }

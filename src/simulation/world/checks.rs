@@ -10,11 +10,11 @@ use crate::backend::micros;
 use crate::engine::LeaseId;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{ClientId, EntryState, Holder, Mode, Request, Response, Transition};
 use crate::token::FencingToken;
 
-/// Whether a caller waits for a name that its own owner holds alone.
+/// Returns whether a caller waits for a name that its own owner holds alone.
 fn can_enter(wait: &Wait, belief: &Belief) -> bool {
     let is_own = wait.reenters && wait.owner == belief.owner && wait.name == belief.name;
     is_own && wait.resumes.is_none() && belief.mode == Mode::Exclusive
@@ -76,8 +76,8 @@ impl World {
         }
         let own = Some(self.clients[client].id);
         let is_other = |id| self.store.entries.get(&(name.clone(), id)).is_some_and(|entry| entry.client != own);
-        if change.grantees().iter().any(|grantee| grantee.ttl > GRANT && is_other(grantee.id)) {
-            self.violate(format!("client {client} grants {name} to another client for more than {GRANT:?}"));
+        if change.grantees().iter().any(|grantee| grantee.ttl > GRANT_TTL && is_other(grantee.id)) {
+            self.violate(format!("client {client} grants {name} to another client for more than {GRANT_TTL:?}"));
         }
     }
 
@@ -102,7 +102,7 @@ impl World {
         let is_valid = |expires_at, client, ttl| self.store.valid_until(expires_at, client, ttl) > clock;
         let mut rows = self.store.leases.iter().filter(|(other, _)| other.as_str() == name).map(|(_, row)| row);
         let mut entries = self.store.entries.iter().filter(|((other, _), _)| other.as_str() == name);
-        let entry_ttl = |entry: &Entry| if entry.state == EntryState::Waiting { micros(GRANT) } else { entry.ttl };
+        let entry_ttl = |entry: &Entry| if entry.state == EntryState::Waiting { micros(GRANT_TTL) } else { entry.ttl };
         rows.any(|row| row.holder != Holder::Nobody && is_valid(row.expires_at, row.client, row.ttl))
             || entries.any(|(_, entry)| is_valid(entry.expires_at, entry.client, entry_ttl(entry)))
             || self.beliefs.values().any(|belief| belief.name.as_str() == name && belief.until > self.now)

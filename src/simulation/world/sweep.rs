@@ -4,7 +4,7 @@ use super::{ActorState, World};
 use crate::backend::memory::{Key, TransactionId};
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::timing::GRANT;
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{ClientId, EntryState};
 
 /// For how long the rows were unused, in microseconds.
@@ -35,7 +35,7 @@ impl World {
     fn sweep_names(&mut self, transaction: TransactionId, latest: i64) {
         let store = &self.store;
         let unused = store.entries.iter().filter(|(_, entry)| {
-            let ttl = if entry.state == EntryState::Waiting { micros(GRANT) } else { entry.ttl };
+            let ttl = if entry.state == EntryState::Waiting { micros(GRANT_TTL) } else { entry.ttl };
             store.valid_until(entry.expires_at, entry.client, ttl) < latest
         });
         for key in unused.map(|(key, _)| key.clone()).collect::<Vec<_>>() {

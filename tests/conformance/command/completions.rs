@@ -2,7 +2,7 @@
 
 use crate::DATABASE;
 use crate::support::command::{ClosedPort, Ended, bare, beside, end, path, program, run, sqlock};
-use crate::support::{Database, Fresh, LONG, empty};
+use crate::support::{Database, LONG, TestDatabase, empty};
 
 /// The options with which the command finds its leases in the database of a test.
 const OPTIONS: &str = if matches!(DATABASE, Database::Sqlite) { "--sidecar " } else { "" };
@@ -25,7 +25,7 @@ fn split(line: &str) -> Vec<String> {
 }
 
 /// Returns the candidates of bash for the end of a line.
-async fn complete(db: &Fresh, line: &str) -> Vec<String> {
+async fn complete(db: &TestDatabase, line: &str) -> Vec<String> {
     let script = run(db, &["completions", "bash"]).await.expect(0).stdout;
     let test = format!(
         "{script}

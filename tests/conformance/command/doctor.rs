@@ -12,7 +12,7 @@ use crate::conformance::schema::Restricted;
 use crate::conformance::security::Role;
 use crate::support::command::{ClosedPort, Ended, bare, beside, end, run};
 use crate::support::server::{Options, PgBouncer, Server};
-use crate::support::{Database, Fresh, empty, empty_on};
+use crate::support::{Database, TestDatabase, empty, empty_on};
 use crate::{DATABASE, Sql};
 
 // ---- reports
@@ -73,7 +73,7 @@ async fn execute(pool: &Pool<Sql>, sql: &str) {
 }
 
 /// A database with tables, and a connection that alters them.
-async fn migrated() -> (Fresh, Pool<Sql>) {
+async fn migrated() -> (TestDatabase, Pool<Sql>) {
     let db = empty().await;
     run(&db, &["migrate"]).await.expect(0);
     let pool = db.of_the_command().pool_of(1).await;
@@ -462,7 +462,7 @@ async fn read_only_server_fails_unless_another_is_writable() {
         return;
     };
     let standby = Server::start_with(kind, Options { standby: DATABASE == Database::Postgres, ..Options::default() });
-    let read_only = Fresh::at(standby.url());
+    let read_only = TestDatabase::at(standby.url());
     if DATABASE.is_mysql() {
         run(&read_only, &["migrate"]).await.expect(0);
         let pool = read_only.pool_of(1).await;
@@ -513,7 +513,7 @@ async fn read_only_transaction_default_is_a_warning() {
         return;
     }
     let db = empty().await;
-    let read_only = Fresh::at(format!("{}%20-cdefault_transaction_read_only%3Don", db.url));
+    let read_only = TestDatabase::at(format!("{}%20-cdefault_transaction_read_only%3Don", db.url));
     doctor(&read_only.url, 1).await.assert("tables", "fail", "cannot be created").assert("role", "warn", "read_only");
     run(&db, &["migrate"]).await.expect(0);
     doctor(&read_only.url, 0).await.assert("tables", "ok", "").assert("role", "warn", "read_only");
@@ -588,7 +588,7 @@ async fn transaction_pooler_is_reported() {
     for _ in 0..3 {
         doctor(&bouncer.url(), 0).await.assert("pooler", "warn", "a transaction pooler");
     }
-    run(&Fresh::at(bouncer.url()), &["run", "job", "--", "true"]).await.expect(0);
+    run(&TestDatabase::at(bouncer.url()), &["run", "job", "--", "true"]).await.expect(0);
 }
 
 #[tokio::test]
@@ -654,7 +654,7 @@ async fn harmful_settings_are_reported() {
             );
             report.assert("clock", "warn", "stands still").assert("replication", "ok", "no replica");
             // The failure is real: the command does not work either.
-            assert_ne!(run(&Fresh::at(server.url()), &["run", "job", "--", "true"]).await.code(), 0);
+            assert_ne!(run(&TestDatabase::at(server.url()), &["run", "job", "--", "true"]).await.code(), 0);
         }
         Database::Sqlite => {
             let (db, own) = (empty().await, tempfile::tempdir().expect("a temporary directory"));
@@ -697,7 +697,7 @@ async fn doctor_changes_nothing_and_leaves_nothing() {
             .collect()
     };
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let db = Fresh::at(format!("sqlite://{}/test.db?mode=rwc", directory.path().display()));
+    let db = TestDatabase::at(format!("sqlite://{}/test.db?mode=rwc", directory.path().display()));
     doctor(&db.url, 0).await.assert("reachable", "warn", "no such file");
     assert_eq!(listed(directory.path()), BTreeMap::new());
 

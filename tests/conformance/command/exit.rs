@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Pool};
 
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
 use crate::support::server::{Kind, Options, Server};
-use crate::support::{Database, Fresh, LONG, connect, empty, soon};
+use crate::support::{Database, LONG, TestDatabase, connect, empty, soon};
 use crate::{DATABASE, Sql};
 
 /// Exit codes, and their causes.
@@ -270,7 +270,7 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    pub(super) async fn start(db: &Fresh) -> Self {
+    pub(super) async fn start(db: &TestDatabase) -> Self {
         if DATABASE.is_mysql() {
             let admin = db.pool_of(1).await;
             let place: String = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&admin).await.expect("the place");

@@ -48,7 +48,7 @@ enum Fault {
 }
 
 impl Fault {
-    /// Whether other clients reach the database, and acquire the names during the fault.
+    /// Returns whether other clients reach the database, and acquire the names during the fault.
     fn spares_others(self) -> bool {
         match self {
             Self::Killed | Self::Stopped => true,

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Pool};
 
 use super::super::fence::run as execute;
 use crate::support::command::{Ended, run, sqlock};
-use crate::support::{Database, Fresh, builder, empty, fresh, soon};
+use crate::support::{Database, TestDatabase, builder, empty, fresh, soon};
 use crate::{DATABASE, Sql};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -17,7 +17,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// A database of an application that takes requests. On SQLite, that is not the file with the
 /// command's leases.
 struct App {
-    db: Fresh,
+    db: TestDatabase,
     pool: Pool<Sql>,
     locks: Locks,
     payments: Idempotency,

@@ -10,11 +10,11 @@ use sqlx::{AssertSqlSafe, SqlitePool};
 
 use crate::DATABASE;
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, run};
-use crate::support::{Database, Fresh, empty};
+use crate::support::{Database, TestDatabase, empty};
 
 /// A database of the kind under test, a SQLite file, and a port where nothing listens.
 pub(super) struct Three {
-    one: Fresh,
+    one: TestDatabase,
     pub(super) two: LeaseFile,
     _not_there: ClosedPort,
     pub(super) urls: String,
@@ -63,14 +63,14 @@ impl Three {
 }
 
 /// A database with the tables of the command, which are old enough to vote.
-pub(super) async fn fresh_for_the_command() -> Fresh {
+pub(super) async fn fresh_for_the_command() -> TestDatabase {
     let db = empty().await;
     run(&db, &["migrate"]).await.expect(0);
     make_old(&db).await;
     db
 }
 
-pub(super) async fn make_old(db: &Fresh) {
+pub(super) async fn make_old(db: &TestDatabase) {
     let ago = match DATABASE {
         Database::Postgres => "installed_on - interval '1 year'",
         Database::MySql | Database::MariaDb => "installed_on - INTERVAL 1 YEAR",

@@ -16,7 +16,7 @@ use crate::conformance::schema::Restricted;
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
 use crate::support::command_fixture::poll_for;
 use crate::support::server::{Options, Server};
-use crate::support::{Database, Fresh, LONG, empty, empty_on, soon};
+use crate::support::{Database, LONG, TestDatabase, empty, empty_on, soon};
 use crate::{DATABASE, Sql};
 
 // ---- choice of the database
@@ -36,7 +36,7 @@ fn started_in(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-async fn is_taken(db: &Fresh, name: &str) -> bool {
+async fn is_taken(db: &TestDatabase, name: &str) -> bool {
     held(&beside(db).await, name).await.is_some()
 }
 
@@ -464,7 +464,7 @@ async fn serializable_default_isolation_changes_nothing() {
 }
 
 /// Runs in a database with or without tables.
-async fn works_for_four_at_once(db: &Fresh) {
+async fn works_for_four_at_once(db: &TestDatabase) {
     let mut clients = JoinSet::new();
     for client in 0..4 {
         let verb = |arguments: &[&str]| end(sqlock(db, arguments));
@@ -478,7 +478,7 @@ async fn works_for_four_at_once(db: &Fresh) {
             let acquired = acquire.await.expect(0);
             let token = serde_json::from_str::<Value>(&acquired.stdout).expect("JSON")["token"].to_string();
             for verb in ["renew", "release"] {
-                run(&Fresh::at(url.clone()), &[verb, &own, "--token", &token]).await.expect(0);
+                run(&TestDatabase::at(url.clone()), &[verb, &own, "--token", &token]).await.expect(0);
             }
         });
     }

@@ -9,7 +9,7 @@ use sqlock::{FencingToken, Locks};
 
 use crate::support::command::{Ended, Running, beside, end, program, run, sqlock};
 use crate::support::command_fixture::{CommandFixture, now};
-use crate::support::{Fresh, LONG, empty, soon, until_waiters};
+use crate::support::{LONG, TestDatabase, empty, soon, until_waiters};
 
 /// A command that reports its start, and ends on an order; TERM ends it with another exit code.
 const OBEDIENT: &str = r#"trap 'exit 9' TERM; echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
@@ -246,7 +246,7 @@ async fn waiter_reports_the_number_of_holders() {
 // ---- nested runs
 
 /// `sqlock run OUTER job -- sqlock run INNER job -- echo in`.
-fn nested(db: &Fresh, outer: &[&str], inner: &[&str]) -> tokio::process::Command {
+fn nested(db: &TestDatabase, outer: &[&str], inner: &[&str]) -> tokio::process::Command {
     sqlock(db, &[&["run"], outer, &["job", "--", program(), "run"], inner, &["job", "--", "echo", "in"]].concat())
 }
 
@@ -327,7 +327,7 @@ fn object(ended: &Ended) -> Value {
 }
 
 /// Acquires a new part of the name, and returns the token.
-async fn part(db: &Fresh, options: &[&str]) -> FencingToken {
+async fn part(db: &TestDatabase, options: &[&str]) -> FencingToken {
     let printed = object(&run(db, &[&["acquire", "-n", "job"], options].concat()).await.expect(0));
     FencingToken::new(printed["token"].as_i64().expect("a number")).expect("a token")
 }

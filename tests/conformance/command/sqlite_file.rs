@@ -13,33 +13,33 @@ use tokio::process::Command;
 use super::quorum::{LeaseFile, fresh_for_the_command};
 use crate::DATABASE;
 use crate::support::command::{Ended, Running, bare, end, program, run};
-use crate::support::{Database, Fresh, LONG, empty, fresh, soon, until_waiters};
+use crate::support::{Database, LONG, TestDatabase, empty, fresh, soon, until_waiters};
 
 /// Runs the command as a user types it, without a choice of the file.
-async fn command(db: &Fresh, arguments: &[&str]) -> Ended {
+async fn command(db: &TestDatabase, arguments: &[&str]) -> Ended {
     end(bare(&[&["-D", &db.url], arguments].concat())).await
 }
 
 /// Starts the command as a user types it.
-fn start(db: &Fresh, arguments: &[&str]) -> Running {
+fn start(db: &TestDatabase, arguments: &[&str]) -> Running {
     Running::start(bare(&[&["-D", &db.url], arguments].concat()))
 }
 
 /// Acquires a name for long, and returns the token.
-async fn acquire(db: &Fresh, name: &str) -> String {
+async fn acquire(db: &TestDatabase, name: &str) -> String {
     let acquired = command(db, &["acquire", name, "--ttl", "10m"]).await.expect(0).stdout;
     serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string()
 }
 
 /// Creates the tables in the application's own file, as its library does.
-async fn migrated(db: &Fresh) -> Locks {
+async fn migrated(db: &TestDatabase) -> Locks {
     let locks = db.locks().await;
     locks.migrate().await.expect("migrate");
     locks
 }
 
 /// The path of a SQLite file.
-fn file(db: &Fresh) -> &str {
+fn file(db: &TestDatabase) -> &str {
     db.url.trim_start_matches("sqlite://").trim_end_matches("?mode=rwc")
 }
 
@@ -261,7 +261,7 @@ async fn candidate_follows_when_the_file_gets_tables() {
 async fn waiter_for_majority_ends_when_tables_appear() {
     for (options, code) in [(&[][..], 75), (&["-E", "9"], 9), (&["--skip-ok"], 0)] {
         let (db, two) = (fresh_for_the_command().await, LeaseFile::with_tables().await);
-        let both = Fresh::at(format!("{},{}", db.url, two.url));
+        let both = TestDatabase::at(format!("{},{}", db.url, two.url));
         let acquired = command(&both, &["acquire", "--quorum", "job", "--ttl", "10m"]).await.expect(0).stdout;
         let token = serde_json::from_str::<Value>(&acquired).expect("JSON")["token"].to_string();
         let mut waiter = start(&both, &[&["run", "--quorum"], options, &["job", "--", "echo", "it ran"]].concat());

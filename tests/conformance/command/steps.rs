@@ -12,7 +12,7 @@ use super::super::network::behind_a_reading_proxy;
 use crate::DATABASE;
 use crate::support::command::{Ended, Running, beside, end, held, program, run, sqlock};
 use crate::support::command_fixture::poll_until;
-use crate::support::{Database, Fresh, empty, soon};
+use crate::support::{Database, TestDatabase, empty, soon};
 
 /// Parses the output: one line, one object.
 fn object(ended: &Ended) -> Value {
@@ -30,7 +30,7 @@ fn expires_at(printed: &Value) -> i64 {
     DateTime::parse_from_rfc3339(text).expect("RFC 3339").timestamp_millis()
 }
 
-async fn acquire(db: &Fresh, options: &[&str]) -> Value {
+async fn acquire(db: &TestDatabase, options: &[&str]) -> Value {
     let ended = run(db, &[&["acquire", "job"], options].concat()).await.expect(0);
     assert_eq!(ended.stderr, "");
     object(&ended)

@@ -11,7 +11,7 @@ use super::access::answer;
 use crate::DATABASE;
 use crate::support::command::{path, run};
 use crate::support::server::{Kind, NOBODY, Options, Server};
-use crate::support::{Fresh, empty};
+use crate::support::{TestDatabase, empty};
 
 /// Creates a self-signed certificate for 127.0.0.1 and its key, where a server can read them.
 fn certificate(directory: &Path, name: &str) -> (String, String) {
@@ -53,11 +53,11 @@ async fn server_certificate_is_verified() {
         }
     };
     let server = Server::start_with(kind, Options { settings, ..Options::default() });
-    let vouched = Fresh::at(verified(kind, &server.url(), &cert));
+    let vouched = TestDatabase::at(verified(kind, &server.url(), &cert));
     let ended = run(&vouched, &["run", "job", "--", "echo", "ran"]).await.expect(0);
     assert_eq!(ended.stdout, "ran\n");
 
-    let stranger = Fresh::at(verified(kind, &server.url(), &other));
+    let stranger = TestDatabase::at(verified(kind, &server.url(), &other));
     let ended = run(&stranger, &["run", "job", "--", "echo", "ran"]).await.expect(78);
     assert!(ended.stderr.contains("certificate"), "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
@@ -67,7 +67,7 @@ async fn server_certificate_is_verified() {
     let other_name = vouched.url.replacen("127.0.0.1", "localhost", 1);
     assert_refused(&other_name).await;
     let any_name = other_name.replace("verify-full", "verify-ca").replace("VERIFY_IDENTITY", "VERIFY_CA");
-    run(&Fresh::at(any_name), &["run", "job", "--", "true"]).await.expect(0);
+    run(&TestDatabase::at(any_name), &["run", "job", "--", "true"]).await.expect(0);
 }
 
 /// The library refuses the server for good, and the command says what to do.
@@ -77,7 +77,7 @@ async fn assert_refused(url: &str) {
     assert!(!error.is_retryable(), "{error}");
     let migrated = sqlock::LocksBuilder::from_urls(url).expect("a URL").build().migrate().await;
     assert!(matches!(migrated, Err(Error::Access { cause: AccessError::Tls, .. })), "{migrated:?}");
-    let ended = run(&Fresh::at(url.to_owned()), &["acquire", "job"]).await.expect(78);
+    let ended = run(&TestDatabase::at(url.to_owned()), &["acquire", "job"]).await.expect(78);
     assert!(ended.stderr.contains("Check the host in the URL, the certificate"), "{}", ended.stderr);
 }
 

@@ -115,7 +115,7 @@ async fn handover_with_lost_reply_grants_the_waiter_once() {
     let releasing = tokio::spawn(first.release());
     let mut handed = None;
     if network.proxy.is_some() {
-        network.until("the hand-off", "a", |row| row.token > token.get()).await;
+        network.until("the hand-over", "a", |row| row.token > token.get()).await;
         handed = network.row("a").await.map(|row| row.token);
     }
     network.cut_when("a", |row| row.token > token.get()).await;

@@ -28,7 +28,7 @@ enum Order {
 }
 
 impl Stoppable {
-    async fn new(db: &Fresh) -> Self {
+    async fn new(db: &TestDatabase) -> Self {
         let builder = db.builder().await;
         let (orders, mut inbox) = orders::unbounded_channel();
         let work = move || {

@@ -25,7 +25,7 @@ const AT_ONCE: usize = 1000;
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// The time after which a client gives up.
-const PATIENCE: Duration = Duration::from_secs(15);
+const MAX_WAIT: Duration = Duration::from_secs(15);
 
 /// The number of answers with an unknown outcome after which a client gives up.
 const UNKNOWN: usize = 3;
@@ -108,7 +108,7 @@ impl Clients {
 
     async fn send_until_answered(&self, order: &Order) {
         let (start, mut unknown) = (Instant::now(), 0);
-        while start.elapsed() < PATIENCE && unknown < UNKNOWN {
+        while start.elapsed() < MAX_WAIT && unknown < UNKNOWN {
             let port = self.ports[random(self.ports.len())];
             let answer = self.ask(port, order).await.ok();
             self.count(answer.as_ref());

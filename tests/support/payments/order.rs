@@ -31,7 +31,7 @@ impl Mode {
 
 /// The treatment of an order by the provider, apart from faults of single calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum ProviderBehaviour {
     Charged,
     /// Always refused, and never charged.
     Refused,
@@ -63,12 +63,12 @@ impl Order {
         Self { mode, name: format!("{fate}/{number}") }
     }
 
-    pub(super) fn fate_of(name: &str) -> Fate {
+    pub(super) fn provider_behaviour(name: &str) -> ProviderBehaviour {
         match name.split('/').next() {
-            Some("refused") => Fate::Refused,
-            Some("unconfirmed") => Fate::Unconfirmed,
-            Some("uncharged") => Fate::Uncharged,
-            _ => Fate::Charged,
+            Some("refused") => ProviderBehaviour::Refused,
+            Some("unconfirmed") => ProviderBehaviour::Unconfirmed,
+            Some("uncharged") => ProviderBehaviour::Uncharged,
+            _ => ProviderBehaviour::Charged,
         }
     }
 }

@@ -16,8 +16,8 @@ use tokio::net::TcpListener;
 use tokio::time::sleep;
 
 use super::http;
-use super::order::{Fate, Order};
-use super::server::PATIENCE;
+use super::order::{Order, ProviderBehaviour};
+use super::server::PROVIDER_TIMEOUT;
 use crate::process::Process;
 use crate::random;
 
@@ -51,19 +51,19 @@ impl Provider {
 
     /// Ends the faults of the provider: from now on it refuses the orders that it always refuses,
     /// and charges all others.
-    pub(super) async fn calm(&self) {
-        http::post(self.port, "/calm", "-", "").await.expect("the provider is not disturbed");
+    pub(super) async fn stop_faults(&self) {
+        http::post(self.port, "/stop-faults", "-", "").await.expect("the provider answers");
     }
 
     pub(super) async fn charges(&self) -> Vec<Charge> {
-        let answer = http::get(self.port, "/charges").await.expect("the provider is not disturbed");
+        let answer = http::get(self.port, "/charges").await.expect("the provider answers");
         serde_json::from_str(&answer.body).expect("the ledger")
     }
 }
 
 /// Asks for a charge, and returns its receipt.
 pub(super) async fn ask(port: u16, key: &str, order: &str) -> Result<String, StatusCode> {
-    match tokio::time::timeout(PATIENCE, http::post(port, "/charges", key, order)).await {
+    match tokio::time::timeout(PROVIDER_TIMEOUT, http::post(port, "/charges", key, order)).await {
         Ok(Ok(answer)) if answer.status == StatusCode::OK.as_u16() => Ok(answer.body),
         Ok(Ok(answer)) => Err(StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY)),
         Ok(Err(_)) => Err(StatusCode::BAD_GATEWAY),
@@ -75,18 +75,21 @@ pub(super) async fn ask(port: u16, key: &str, order: &str) -> Result<String, Sta
 struct Ledger {
     /// The charges by the provider's key.
     charges: Arc<Mutex<HashMap<String, Charge>>>,
-    is_calm: Arc<AtomicBool>,
+    has_stopped_faults: Arc<AtomicBool>,
 }
 
 /// `soak provider`: prints its port.
 pub(crate) async fn provide() {
-    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("the parent-death signal is set");
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     println!("{}", listener.local_addr().expect("an address").port());
     let app = Router::new()
         .route("/charges", post(charge))
         .route("/charges", get(async |State(ledger): State<Ledger>| Json(ledger.charges())))
-        .route("/calm", post(async |State(ledger): State<Ledger>| ledger.is_calm.store(true, Ordering::Relaxed)))
+        .route(
+            "/stop-faults",
+            post(async |State(ledger): State<Ledger>| ledger.has_stopped_faults.store(true, Ordering::Relaxed)),
+        )
         .with_state(Ledger::default());
     axum::serve(listener, app).await.expect("the provider serves");
 }
@@ -106,18 +109,18 @@ impl Ledger {
 async fn charge(State(ledger): State<Ledger>, headers: HeaderMap, order: String) -> Response {
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).expect("a key");
     let ambiguous = || AMBIGUOUS[random(AMBIGUOUS.len())].into_response();
-    let is_calm = ledger.is_calm.load(Ordering::Relaxed);
-    match (Order::fate_of(&order), random(100)) {
-        (Fate::Refused, _) => StatusCode::PAYMENT_REQUIRED.into_response(),
-        (Fate::Uncharged, _) if !is_calm => ambiguous(),
-        (Fate::Unconfirmed, _) | (Fate::Charged, 0..4) if !is_calm => {
+    let has_stopped_faults = ledger.has_stopped_faults.load(Ordering::Relaxed);
+    match (Order::provider_behaviour(&order), random(100)) {
+        (ProviderBehaviour::Refused, _) => StatusCode::PAYMENT_REQUIRED.into_response(),
+        (ProviderBehaviour::Uncharged, _) if !has_stopped_faults => ambiguous(),
+        (ProviderBehaviour::Unconfirmed, _) | (ProviderBehaviour::Charged, 0..4) if !has_stopped_faults => {
             ledger.charge(key, &order);
             ambiguous()
         }
-        (Fate::Charged, 4..8) if !is_calm => ambiguous(),
-        (Fate::Charged, 8..11) if !is_calm => {
+        (ProviderBehaviour::Charged, 4..8) if !has_stopped_faults => ambiguous(),
+        (ProviderBehaviour::Charged, 8..11) if !has_stopped_faults => {
             let receipt = ledger.charge(key, &order);
-            sleep(2 * PATIENCE).await;
+            sleep(2 * PROVIDER_TIMEOUT).await;
             receipt.into_response()
         }
         _ => ledger.charge(key, &order).into_response(),

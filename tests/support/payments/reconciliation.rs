@@ -67,7 +67,7 @@ impl fmt::Display for Reconciliation {
 /// Ends every record, and compares the ledgers, the records and the answers.
 pub(super) async fn settle(place: &Place, provider: &Provider, clients: &Clients) -> Reconciliation {
     let mut reconciliation = Reconciliation::default();
-    provider.calm().await;
+    provider.stop_faults().await;
     let shop = Shop::open(AnyPool::open(&place.url, 8), provider.port);
     let records = shop.records(Mode::Lease);
     while !records.unfinished(1).await.expect("list").is_empty() && reconciliation.rounds < ROUNDS {

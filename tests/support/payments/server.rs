@@ -26,7 +26,7 @@ use crate::random;
 pub(super) const TTL: Duration = Duration::from_secs(2);
 
 /// The longest wait of a server for the provider.
-pub(super) const PATIENCE: Duration = Duration::from_millis(700);
+pub(super) const PROVIDER_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// The principal of all keys.
 pub(super) const CUSTOMER: &str = "alice";
@@ -134,7 +134,7 @@ async fn pay_under_lease(State(shop): State<Shop>, idempotent: Idempotent) -> Re
 /// `soak pay URL PORT PROVIDER [full]`: serves until its standard input ends. `full`: its
 /// connections to SQLite find the disk full.
 pub(crate) async fn serve(url: &str, port: u16, provider: u16, is_full: bool) {
-    set_parent_process_death_signal(Some(Signal::KILL)).expect("a process may say when it wants to die");
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("the parent-death signal is set");
     let pool = if is_full { on_full_disk(url) } else { AnyPool::open(url, 8) };
     let shop = Shop::open(pool, provider);
     let policy = ResumePolicy::new().min_age(TTL).max_attempts(ATTEMPTS);

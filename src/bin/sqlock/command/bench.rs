@@ -134,7 +134,7 @@ impl Bench {
         step("many tasks, one name");
         let rate = self.rate(tasks, |_| "one".into()).await?;
         progress.inc(1);
-        lines.push(Measurement::rate(format!("{tasks} tasks, one name"), rate, "hand-offs/s", write));
+        lines.push(Measurement::rate(format!("{tasks} tasks, one name"), rate, "hand-overs/s", write));
 
         step("renewals");
         let rate = self.renewals().await?;

@@ -35,7 +35,7 @@ const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// A request to the database in progress.
 type Pending<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
 
-/// Whether keys can be read and a screen can be drawn.
+/// Returns whether keys can be read and a screen can be drawn.
 pub fn is_available() -> bool {
     io::stdin().is_terminal() && stderr::obeys_escape_codes(&io::stdout())
 }

@@ -27,7 +27,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             database: place.title.clone(),
             metric: 'C',
             what: format!("{tasks} tasks on one name"),
-            unit: "hand-offs/s",
+            unit: "hand-overs/s",
             ours: median(&ours),
             floor: Some(median(&floor)),
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
@@ -86,13 +86,13 @@ async fn updates(bare: &mut Bare, tasks: usize, time: Duration) -> f64 {
     let mut updates = 0;
     while start.elapsed() < time {
         updates += 1;
-        held = bare.hand_off(held, &owners[updates as usize % tasks]).await;
+        held = bare.hand_over(held, &owners[updates as usize % tasks]).await;
     }
     bare.release(&held).await;
     f64::from(updates) / start.elapsed().as_secs_f64()
 }
 
-/// Measures the statements per hand-off, as the server counts them.
+/// Measures the statements per hand-over, as the server counts them.
 async fn statements(locks: &Locks, tasks: usize, time: Duration, counter: &mut Bare) -> Option<f64> {
     let before = counter.statements().await?;
     let turns = turns(locks, tasks, time).await;
