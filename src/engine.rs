@@ -83,6 +83,8 @@ struct InFlight {
     body: Request,
     /// The epoch when the request was sent.
     epoch: Epoch,
+    /// When the latest beat of that epoch was sent that was answered before the request was sent.
+    beat_at: Option<Moment>,
 }
 
 /// See the [module](self).
@@ -403,8 +405,9 @@ impl Engine {
             }
         }
         let epoch = self.heartbeat.epoch();
+        let beat_at = self.heartbeat.beat_at(epoch);
         let is_urgent = matches!(step, Step::Look(_));
-        self.in_flight.insert(request, InFlight { name: name.clone(), step, body: body.clone(), epoch });
+        self.in_flight.insert(request, InFlight { name: name.clone(), step, body: body.clone(), epoch, beat_at });
         self.actions.push(Action::Send { request, body, is_urgent });
     }
 

@@ -35,7 +35,7 @@ impl Engine {
         if self.heartbeat.is_beat(request) {
             return self.on_heartbeat_answered(now, answer);
         }
-        let Some(InFlight { name, step, body, epoch }) = self.in_flight.remove(&request) else {
+        let Some(InFlight { name, step, body, epoch, beat_at }) = self.in_flight.remove(&request) else {
             debug_assert!(false, "each request has one answer");
             return;
         };
@@ -75,7 +75,9 @@ impl Engine {
             (Ok(Response::Polled(polled)), Step::Poll, Request::Poll { ids, .. }) => {
                 self.on_polled(now, &name, &ids, sent_at, epoch, polled);
             }
-            (Ok(Response::Polled(polled)), Step::Look(id), _) => self.on_looked(now, &name, id, epoch, polled),
+            (Ok(Response::Polled(polled)), Step::Look(id), _) => {
+                self.on_looked(now, &name, id, (epoch, beat_at), polled)
+            }
             (Ok(Response::Read(queue)), Step::Read { given_up }, _) => {
                 self.on_read(now, &name, given_up, sent_at, epoch, queue)
             }
@@ -208,7 +210,7 @@ impl Engine {
         now: Moment,
         name: &LockName,
         id: AcquisitionId,
-        epoch: Epoch,
+        (epoch, beat_at): (Epoch, Option<Moment>),
         polled: Option<Polled>,
     ) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
@@ -228,6 +230,12 @@ impl Engine {
         };
         // A change may have been answered in a later epoch.
         holding.epoch = holding.epoch.max(epoch);
+        // If a later epoch has begun, another look follows. The beats before this look have extended
+        // the holding all the same: otherwise frequent notices would let it expire.
+        let extended_at = beat_at.filter(|_| holding.is_renewed && self.heartbeat.is_uninterrupted_since(epoch));
+        if let Some(extended_at) = extended_at {
+            holding.deadline = holding.deadline.max(extended_at + relied_on(holding.ttl));
+        }
         holding.may_be_lost = false;
         let requested_up_to = polled.map_or(0, |polled| polled.row.asked);
         for lease in holding.leaving.drain(..looking_for) {
@@ -279,7 +287,7 @@ impl Engine {
                 if is_renewed {
                     self.heartbeat.schedule_for(terms.since, terms.ttl);
                 }
-                holding.epoch = terms.epoch;
+                holding.epoch = holding.epoch.max(terms.epoch);
                 holding.deadline = holding.deadline.max(terms.since + relied_on(terms.ttl));
                 // A lease that has entered meanwhile may want more.
                 let wants_more = holding.claim.ttl > holding.ttl || (holding.claim.is_renewed && !holding.is_renewed);
@@ -354,7 +362,7 @@ impl Engine {
                     // The waiter may have been granted the name.
                     self.requeue(now, name, next.id, WaiterState::New, true);
                 }
-                self.conclude(now, name, Some(id), Verdict::Failed(error.clone()));
+                self.on_release_failed(now, name, id, &error);
             }
             (Step::Amend(id), _) => self.on_amendment_failed(now, name, id, error.clone()),
             (Step::Detach(id), _) => self.on_detached(now, name, id, None),
@@ -376,11 +384,13 @@ impl Engine {
             }
             // These statements serve all waiters, which would fail in the same way.
             (Step::Enqueue | Step::Poll | Step::Read { given_up: None } | Step::Transition { given_up: None }, _) => {
+                state.put_off_since = None;
                 state.read_at = (state.is_rechecked && !closes).then(|| now + HEARTBEAT_INTERVAL);
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));
             }
-            (Step::Read { given_up } | Step::Transition { given_up }, _) => {
-                self.conclude(now, name, given_up, Verdict::Failed(error.clone()));
+            (Step::Read { given_up: Some(id) } | Step::Transition { given_up: Some(id) }, _) => {
+                state.put_off_since = None;
+                self.on_release_failed(now, name, id, &error);
             }
         }
         for waiter in refused {

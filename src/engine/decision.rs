@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::action::{Action, Refusal, Verdict, WaiterId};
 use super::heartbeat::Epoch;
 use super::name::NameState;
-use super::policy::{Decision, decide, shares_again};
+use super::policy::{Decision, decide, decide_beside_expired, shares_again};
 use super::poll_interval::POLL_FIRST;
 use super::step::Step;
 use super::waiter::{Waiter, WaiterState};
@@ -94,7 +94,7 @@ impl Engine {
                 state => state,
             };
         }
-        state.is_contended = false;
+        (state.is_contended, state.put_off_since) = (false, None);
     }
 
     /// Decides who is next, and sends the transition or sets when the name is looked at again.
@@ -126,7 +126,8 @@ impl Engine {
             return;
         }
         let is_held_here = state.is_taken(Mode::Exclusive) && giving.is_none() && queue.row.remaining.is_some();
-        match decide(name, queue, client, giving, claim.as_ref()) {
+        let beside = state.may_be_fenced.then(|| decide_beside_expired(name, queue, client, giving, claim.as_ref()));
+        match beside.flatten().unwrap_or_else(|| decide(name, queue, client, giving, claim.as_ref())) {
             Decision::Apply(transition) if !is_held_here => {
                 // The row does not show the holding: the answer to the plain release decides its
                 // verdict.
@@ -214,7 +215,7 @@ impl Engine {
         terms: impl Fn(FencingToken, Duration) -> GrantTerms,
     ) {
         let Some(granted) = granted else {
-            return self.on_overtaken(now, name, given_up);
+            return self.on_overtaken(now, name, given_up, !transition.expired.is_empty());
         };
         let ttl_of = |id| match &transition.change {
             HolderChange::Exclusive(grantee) => grantee.ttl,
@@ -224,7 +225,7 @@ impl Engine {
         };
         self.conclude(now, name, given_up, Verdict::Held);
         if let Some(state) = self.names.get_mut(name) {
-            state.overtaken = 0;
+            (state.overtaken, state.may_be_fenced) = (0, false);
             state.is_contended = !transition.is_last;
         }
         // Without a change, other holders keep the name.
@@ -251,10 +252,18 @@ impl Engine {
     }
 
     /// Handles a decision that was not carried out: the name has changed, or a row was locked.
-    pub(super) fn on_overtaken(&mut self, now: Moment, name: &LockName, given_up: Option<AcquisitionId>) {
+    /// `ends_entries`: the decision was to end expired entries.
+    pub(super) fn on_overtaken(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        given_up: Option<AcquisitionId>,
+        ends_entries: bool,
+    ) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
+        state.may_be_fenced = ends_entries;
         let pause = state.count_overtaken();
         if let Some(holding) = given_up.and_then(|id| state.holding(id)) {
             // The holding may be fenced: the answer to the plain release shows that.

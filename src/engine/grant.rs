@@ -63,6 +63,12 @@ impl Engine {
         }
         let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);
         let is_exclusive = holding.claim.mode == Mode::Exclusive;
+        // A holding that this grant has replaced ends with the answer to its release.
+        state
+            .holdings
+            .iter_mut()
+            .filter(|other| other.may_have_been_replaced(now))
+            .for_each(|other| other.retry_at = now);
         state.holdings.push(holding);
         self.deliver(waiter.id, grant, is_release_requested);
         self.admit(now, name, id);

@@ -51,6 +51,9 @@ pub(super) struct Heartbeat {
     pub(super) can_notify: bool,
     state: State,
     epoch: Epoch,
+    /// The epoch that the last interruption or registration has begun: one store has answered the
+    /// beats since then.
+    first_of_store: Epoch,
     /// When the last answered beat of this epoch was sent.
     beat_at: Option<Moment>,
     /// When the last answered beat was sent.
@@ -73,6 +76,7 @@ impl Heartbeat {
             can_notify: false,
             state: State::Unregistered,
             epoch: Epoch(1),
+            first_of_store: Epoch(1),
             beat_at: None,
             answered_at: Moment::default(),
             in_flight: None,
@@ -89,6 +93,11 @@ impl Heartbeat {
     /// Returns when the latest beat that extends holdings of this epoch was sent.
     pub(super) fn beat_at(&self, epoch: Epoch) -> Option<Moment> {
         self.beat_at.filter(|_| epoch == self.epoch || is_on(Mutation::IgnoreNotice))
+    }
+
+    /// Returns whether one store has answered every beat since the begin of this epoch.
+    pub(super) fn is_uninterrupted_since(&self, epoch: Epoch) -> bool {
+        !self.is_interrupted && self.state != State::Unregistered && epoch >= self.first_of_store
     }
 
     /// Returns when the latest answered beat was sent, if its answer had this notice: no later one
@@ -207,13 +216,17 @@ impl Heartbeat {
                 return false;
             }
         };
+        let may_be_other_store = self.is_interrupted || self.state == State::Unregistered;
         self.state = State::Beating(notice);
-        (self.is_interrupted, self.has_failed) = (false, false);
         self.answered_at = sent_at;
         if is_new {
             self.epoch = Epoch(self.epoch.0 + 1);
             self.beat_at = None;
         }
+        if may_be_other_store {
+            self.first_of_store = self.epoch;
+        }
+        (self.is_interrupted, self.has_failed) = (false, false);
         self.beat_at = self.beat_at.max(Some(sent_at));
         self.due = None;
         if let Some(ttl) = shortest {

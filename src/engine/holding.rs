@@ -66,7 +66,8 @@ pub(super) enum HoldingState {
     Releasing {
         /// The lease whose holder waits for the verdict.
         lease: Option<LeaseId>,
-        keep_for: Duration,
+        /// Until when the name stays taken after the release.
+        keeps_until: Moment,
         /// Entries wait, and the next holder must be decided from the queue as read.
         by_transition: bool,
     },
@@ -156,6 +157,15 @@ impl Holding {
         }
     }
 
+    /// Takes the leases whose holders wait for the verdict of their release.
+    pub(super) fn take_leaving(&mut self) -> Vec<LeaseId> {
+        let mut leaving = std::mem::take(&mut self.leaving);
+        if let HoldingState::Releasing { lease, .. } = &mut self.state {
+            leaving.extend(lease.take());
+        }
+        leaving
+    }
+
     /// Begins the release of a holding, whose last leases were `last`. The holder of `lease` waits
     /// for the verdict. Without `honours_hold_time`, the name is free at once.
     pub(super) fn begin_release(
@@ -165,14 +175,24 @@ impl Holding {
         lease: Option<LeaseId>,
         honours_hold_time: bool,
     ) {
-        let hold_times = last.iter().filter(|_| honours_hold_time).map(|lease| lease.keeps_until.since(now));
-        let keep_for = hold_times.max().unwrap_or_default();
-        self.state = HoldingState::Releasing { lease, keep_for, by_transition: false };
+        let hold_times = last.iter().filter(|_| honours_hold_time).map(|lease| lease.keeps_until);
+        let keeps_until = hold_times.max().unwrap_or(now);
+        self.state = HoldingState::Releasing { lease, keeps_until, by_transition: false };
         (self.retry_at, self.pause) = (now, FIRST_PAUSE);
     }
 
     pub(super) fn is_held(&self) -> bool {
         matches!(self.state, HoldingState::Held(_))
+    }
+
+    /// Returns whether the name stays taken after the release of the holding.
+    pub(super) fn keeps_name(&self, now: Moment) -> bool {
+        matches!(self.state, HoldingState::Releasing { keeps_until, .. } if keeps_until > now)
+    }
+
+    /// Returns whether the holding may have ended before its release: no heartbeat renews it.
+    pub(super) fn may_have_been_replaced(&self, now: Moment) -> bool {
+        !self.is_held() && !self.is_renewed && self.deadline <= now
     }
 
     /// Returns the moment until which the holder may rely on the holding.
@@ -298,7 +318,8 @@ impl Holding {
     /// holding, several statements come before its deadline.
     pub(super) fn retry_after(&mut self, now: Moment, pause: Duration) {
         let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
-        self.retry_at = now + if self.is_renewed { pause } else { pause.min(soon) };
+        let ends_by_itself = !self.is_renewed && self.deadline > now;
+        self.retry_at = now + if ends_by_itself { pause.min(soon) } else { pause };
     }
 }
 

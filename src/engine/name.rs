@@ -88,6 +88,9 @@ pub(super) struct NameState {
     pub(super) put_off_since: Option<Moment>,
     /// How often in a row a decision was overtaken.
     pub(super) overtaken: u32,
+    /// The last decision was to end expired holding entries, and was overtaken: they may be locked
+    /// for as long as a transaction that they fence is open.
+    pub(super) may_be_fenced: bool,
 }
 
 impl NameState {

@@ -37,6 +37,32 @@ pub(crate) fn decide(
     given_up: Option<GivenUp>,
     claim: Option<&Claim>,
 ) -> Decision {
+    decide_with(name, queue, own, given_up, claim, sharing(queue))
+}
+
+/// Decides the next transition of a name whose expired holding entries cannot be ended, because
+/// transactions that they fence keep them locked: they share the name as if they had not expired.
+/// Returns `None` if nobody can be granted the name beside them.
+pub(super) fn decide_beside_expired(
+    name: &LockName,
+    queue: &Queue,
+    own: ClientId,
+    given_up: Option<GivenUp>,
+    claim: Option<&Claim>,
+) -> Option<Decision> {
+    let decision = decide_with(name, queue, own, given_up, claim, queue.holding().collect());
+    let grants = |change: &HolderChange| !matches!(change, HolderChange::None | HolderChange::Free);
+    Some(decision).filter(|decision| matches!(decision, Decision::Apply(transition) if grants(&transition.change)))
+}
+
+fn decide_with(
+    name: &LockName,
+    queue: &Queue,
+    own: ClientId,
+    given_up: Option<GivenUp>,
+    claim: Option<&Claim>,
+    sharing: Vec<&EntryRow>,
+) -> Decision {
     let row = &queue.row;
     let given_up = given_up.filter(|given| row.holder == Holder::Lease(given.id) && row.token == given.token.get());
     let row_names_holder = matches!(row.holder, Holder::Lease(_) | Holder::Kept);
@@ -45,7 +71,6 @@ pub(crate) fn decide(
     }
     let is_live =
         |entry: &&EntryRow| entry.remaining.is_some() || entry.client == Some(own) || is_on(Mutation::GrantToTheDead);
-    let sharing = sharing(queue);
     let waiting: Vec<&EntryRow> = queue.waiting().filter(is_live).collect();
     let expired: Vec<_> = queue
         .entries

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::action::{Action, SharedError, Verdict};
-use super::holding::HoldingState;
 use super::waiter::WaiterState;
 use super::{Engine, GrantTerms};
 use crate::clock::Moment;
@@ -62,14 +61,14 @@ impl Engine {
             }
             ReleaseOutcome::Locked => {
                 holding.put_off(now);
-                let HoldingState::Releasing { lease, .. } = &mut holding.state else {
-                    return;
-                };
                 // A fence has locked the holding, so it exists.
                 holding.looking_for = None;
-                for lease in holding.leaving.drain(..).chain(lease.take()) {
+                let ends_by_itself = !holding.is_renewed;
+                for lease in holding.take_leaving() {
                     self.actions.push(Action::Released { lease, verdict: Verdict::Held });
                 }
+                // The holding may end before its release, so its next waiter needs an entry.
+                state.is_contended |= ends_by_itself;
             }
             // The token was raised by a request whose answer was lost.
             ReleaseOutcome::NotHeld { token: latest, .. } if holding.is_being_raised_to(latest) => {
@@ -82,6 +81,22 @@ impl Engine {
                 state.withdraw(id, now, false);
                 self.conclude(now, name, Some(id), verdict);
             }
+        }
+    }
+
+    /// Handles a release that was not answered, or refused. While the holding keeps its name, the
+    /// release is repeated: a withdrawal would free the name too early.
+    pub(super) fn on_release_failed(&mut self, now: Moment, name: &LockName, id: AcquisitionId, error: &SharedError) {
+        let verdict = Verdict::Failed(error.clone());
+        let closes = self.is_closing();
+        match self.names.get_mut(name).and_then(|state| state.holding(id)) {
+            Some(holding) if !closes && holding.keeps_name(now) => {
+                holding.put_off(now);
+                for lease in holding.take_leaving() {
+                    self.actions.push(Action::Released { lease, verdict: verdict.clone() });
+                }
+            }
+            _ => self.conclude(now, name, Some(id), verdict),
         }
     }
 
@@ -131,16 +146,17 @@ impl Engine {
         let Some(i) = state.holdings.iter().position(|holding| holding.id() == id) else {
             return;
         };
-        let holding = state.holdings.remove(i);
+        let mut holding = state.holdings.remove(i);
         state.ended_at = Some(now);
-        if holding.lingers || matches!(verdict, Verdict::Failed(_)) {
+        let has_failed = matches!(verdict, Verdict::Failed(_));
+        // A holding that keeps its name ends with its TTL instead.
+        if (holding.lingers || has_failed) && !(has_failed && holding.keeps_name(now)) {
             state.withdraw(id, now, true);
         }
         if let (Verdict::Failed(error), true) = (&verdict, self.closing_since.is_some()) {
             self.unreleased = Some(error.clone());
         }
-        let last = if let HoldingState::Releasing { lease, .. } = holding.state { lease } else { None };
-        for lease in holding.leaving.into_iter().chain(last) {
+        for lease in holding.take_leaving() {
             self.actions.push(Action::Released { lease, verdict: verdict.clone() });
         }
         self.lose_amendments(holding.amendments, LossCause::Superseded);

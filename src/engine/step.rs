@@ -110,12 +110,10 @@ impl NameState {
         let (id, token) = (holding.id(), holding.token);
         let keep_for = match holding.state {
             // The statement would pass over entries that only seem to be dead.
-            HoldingState::Releasing { keep_for, .. }
-                if !is_steady && keep_for.is_zero() && holding.may_pass_over_entries() =>
-            {
+            _ if !is_steady && !holding.keeps_name(now) && holding.may_pass_over_entries() => {
                 return read_request(name, Some(id));
             }
-            HoldingState::Releasing { by_transition: false, keep_for, .. } => keep_for,
+            HoldingState::Releasing { by_transition: false, keeps_until, .. } => keeps_until.since(now),
             _ => return read_request(name, Some(id)),
         };
         let can_hand_on = holding.claim.mode == Mode::Exclusive && self.holdings.len() == 1 && keep_for.is_zero();

@@ -136,6 +136,18 @@ impl EngineFixture {
         body
     }
 
+    /// Fails the first open request of a kind: the store does not answer it.
+    fn fail(&mut self, is_meant: impl Fn(&Request) -> bool) {
+        let open = self.open.iter().position(|(_, body)| is_meant(body));
+        let (request, _) = self.open.remove(open.unwrap_or_else(|| panic!("not among {:?}", self.open)));
+        let error = Error::Unavailable { attempted: "release", reason: "no answer".into(), source: None };
+        let result = Err(SharedError(error.into()));
+        self.feed(Input::Answer {
+            request,
+            answer: Answer { sent_at: self.now, may_linger: true, is_repeated: false, result },
+        });
+    }
+
     /// Acquires a free name with this token. Returns the claim and the lease.
     fn hold(&mut self, waiter: u64, spec: LeaseSpec, token: FencingToken) -> (Claim, LeaseId) {
         let waiter = WaiterId(waiter);
@@ -188,6 +200,64 @@ fn request_before_a_confirmation_is_looked_up() {
     assert!(fixture.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", fixture.actions);
     fixture.answer(is_poll, polled(5));
     assert!(fixture.has_acted(|action| matches!(action, Action::ReleaseRequested { .. })), "{:?}", fixture.actions);
+}
+
+/// A notice comes with every beat, and each look is answered after the next beat.
+#[test]
+fn frequent_notices_do_not_end_a_lease() {
+    let mut fixture = EngineFixture::new();
+    let token = token(5);
+    let (claim, _) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+    fixture.answer_after(HEARTBEAT_INTERVAL, is_register, Response::Registered(1));
+    for notice in 2..40 {
+        fixture.pass(HEARTBEAT_INTERVAL);
+        fixture.answer(|body| matches!(body, Request::Beat { .. }), Response::Beat(Some(notice)));
+        fixture.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(9), 0));
+    }
+    assert!(!fixture.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", fixture.actions);
+}
+
+/// The failed release may not have taken effect.
+#[test]
+fn failed_release_frees_no_name_within_its_hold_time() {
+    for closes in [false, true] {
+        let mut fixture = EngineFixture::new();
+        let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: None };
+        let (_, lease) = fixture.hold(1, LeaseSpec { hold_time, ..spec("a", WaitMode::Wait(None)) }, token(5));
+        fixture.feed(Input::Release { lease });
+        if closes {
+            fixture.feed(Input::Close);
+        }
+        fixture.fail(is_release);
+        let is_failed = |action: &Action| matches!(action, Action::Released { verdict: Verdict::Failed(_), .. });
+        assert!(fixture.has_acted(is_failed), "{:?}", fixture.actions);
+        fixture.open.retain(|(_, body)| !is_register(body));
+        assert!(fixture.open.is_empty(), "{:?}", fixture.open);
+        fixture.pass(Duration::from_secs(10));
+        fixture.open.retain(|(_, body)| !is_register(body));
+        match &fixture.open[..] {
+            [(_, Request::Release(release))] if !closes => assert_eq!(release.keep_for, Duration::from_secs(20)),
+            open => assert!(closes && open.is_empty(), "{open:?}"),
+        }
+    }
+}
+
+/// A lease that no heartbeat renews is released under a fence, which outlasts it.
+#[test]
+fn release_under_a_lasting_fence_is_repeated_slowly() {
+    let mut fixture = EngineFixture::new();
+    let spec = LeaseSpec { ttl: Duration::from_secs(2), is_renewed: false, ..spec("a", WaitMode::Wait(None)) };
+    let (_, lease) = fixture.hold(1, spec, token(5));
+    fixture.feed(Input::Release { lease });
+    let mut releases = 0;
+    for _ in 0..12_000 {
+        if fixture.open.iter().any(|(_, body)| is_release(body)) {
+            fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
+            releases += 1;
+        }
+        fixture.pass(Duration::from_millis(5));
+    }
+    assert!((60..100).contains(&releases), "{releases}");
 }
 
 /// Ends a lease after a second, and returns for how long its release keeps the name.

@@ -14,7 +14,7 @@ use super::shared::{TRY, assert_nothing_is_left, holders};
 use crate::DATABASE;
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{LONG, SOON, fresh, soon, until_waiters};
+use crate::support::{Database, LONG, SOON, fresh, soon, until_waiters};
 
 const BRIEF: Duration = Duration::from_secs(6);
 
@@ -398,4 +398,28 @@ async fn timed_out_waiter_unblocks_waiters_behind_it() {
     assert!(one.is_held());
     one.release().await.expect("ours to the end");
     assert_nothing_is_left(&db).await;
+}
+
+/// The transaction fenced by the expired permit keeps its entry locked. On SQLite it keeps every row
+/// locked.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+#[tokio::test]
+async fn expired_permit_with_open_fence_delays_no_other_permit() {
+    if DATABASE == Database::Sqlite {
+        return;
+    }
+    let db = fresh().await;
+    let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
+    let fenced = taken(&semaphore(&ours, 2).ttl(BRIEF).renew(false), 1).await;
+    let other = taken(&semaphore(&theirs, 2), 1).await;
+    let pool = db.pool().await;
+    let mut tx = pool.begin().await.expect("begin");
+    fenced.fence(&mut tx).await.expect("fence");
+    let next = enqueue(&semaphore(&others, 2), 1, &theirs, 0).await;
+    soon("its end", fenced.lost()).await;
+    sleep(Duration::from_secs(1)).await;
+    other.release().await.expect("release");
+    let next = granted(next).await;
+    tx.commit().await.expect("a fenced transaction commits");
+    next.release().await.expect("release");
 }
