@@ -14,9 +14,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::middleware::Next;
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::{Router, routing::post};
 use sqlock::idempotency::http::{IdempotencyLayer, Idempotent};
@@ -265,27 +266,28 @@ fn usual(payments: Idempotency) -> IdempotencyLayer {
     IdempotencyLayer::new(payments, user).required().response_limit(1000).request_limit(100)
 }
 
+fn routes(payments: &Idempotency, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Router<AppState> {
+    let nested = Router::new().route("/charge/{what}", post(charge)).layer(layer(payments.clone()));
+    Router::new()
+        .route("/charge/{what}", post(charge).patch(charge).put(charge))
+        .route("/maybe/{what}", post(maybe).get(maybe))
+        .route("/provider/{what}", post(provider))
+        .route("/echo", post(echo))
+        .layer(layer(payments.clone()))
+        .merge(Router::new().route("/layered/{what}", post(layered)).layer(layer(payments.clone()).leased()))
+        .merge(Router::new().route("/twice/{what}", post(charge)).layer(layer(payments.clone()).leased()))
+        .route("/bare/{what}", post(charge))
+        .nest("/one", nested.clone())
+        .nest("/two", nested)
+}
+
 impl Server {
     async fn on(db: &TestDatabase, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Self {
         Self::with(db.locks().await, db.pool().await, layer).await
     }
 
     async fn with(locks: Locks, pool: Pool<Sql>, layer: impl Fn(Idempotency) -> IdempotencyLayer) -> Self {
-        let routes = |payments: Idempotency| {
-            let nested = Router::new().route("/charge/{what}", post(charge)).layer(layer(payments.clone()));
-            Router::new()
-                .route("/charge/{what}", post(charge).patch(charge).put(charge))
-                .route("/maybe/{what}", post(maybe).get(maybe))
-                .route("/provider/{what}", post(provider))
-                .route("/echo", post(echo))
-                .layer(layer(payments.clone()))
-                .merge(Router::new().route("/layered/{what}", post(layered)).layer(layer(payments.clone()).leased()))
-                .merge(Router::new().route("/twice/{what}", post(charge)).layer(layer(payments.clone()).leased()))
-                .route("/bare/{what}", post(charge))
-                .nest("/one", nested.clone())
-                .nest("/two", nested)
-        };
-        Self::routed(locks, pool, routes).await
+        Self::routed(locks, pool, |payments| routes(&payments, layer)).await
     }
 
     async fn routed(locks: Locks, pool: Pool<Sql>, routes: impl FnOnce(Idempotency) -> Router<AppState>) -> Self {
@@ -717,16 +719,38 @@ async fn handler_ignoring_a_required_key_is_reported() {
     assert_eq!(optional.post("/echo", "a").await.text(), "500");
 }
 
+/// Notifies when it is dropped.
+struct NotifyOnDrop(Arc<Notify>);
+
+impl Drop for NotifyOnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
 #[tokio::test]
 async fn detached_request_ends_without_its_client() {
     for path in ["/charge/wait", "/provider/wait", "/layered/wait"] {
-        let (_books, server) = shop_with(|payments| usual(payments).detached()).await;
+        let counters = counters().await;
+        let dropped = Arc::new(Notify::new());
+        // Outside of the detached part: the server drops this future when the client is gone.
+        let notify = Arc::clone(&dropped);
+        let outside = axum::middleware::from_fn(move |request: Request, next: Next| {
+            let guard = NotifyOnDrop(Arc::clone(&notify));
+            async move {
+                let _guard = guard;
+                next.run(request).await
+            }
+        });
+        let server = Server::routed(counters.db.locks().await, counters.db.pool().await, |payments| {
+            routes(&payments, |payments| usual(payments).detached()).layer(outside)
+        })
+        .await;
         let headers = [("X-User", "alice"), ("Idempotency-Key", "a")];
         let first = server.begin("POST", path, &headers, "500").await;
         soon("the first one", server.state.inside.notified()).await;
         drop(first);
-        // Until the server has noticed.
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        soon("the end of the connection", dropped.notified()).await;
         server.state.go_on.notify_one();
         let answer = soon("the answer", until_not_in_progress(&server, path, "a")).await;
         assert_eq!((answer.is_replay(), answer.text().as_str()), (true, "receipt 1"), "{path}");

@@ -130,25 +130,30 @@ async fn waiter_gets_named_row_when_holder_commits() {
 
 #[tokio::test]
 async fn concurrent_creators_of_a_row_take_turns() {
+    const CREATORS: u32 = 8;
+    // Each name protects a counter.
+    const NAMES: [(&str, u8); 3] = [("new/1", 1), ("new/2", 2), ("new/3", 3)];
     let counters = counters().await;
+    run(&counters.pool, "INSERT INTO counter (id, value) VALUES (3, 0)").await;
     let mut creators = JoinSet::new();
-    for _ in 0..8 {
+    for _ in 0..CREATORS {
         let (locks, pool) = (counters.db.locks().await, counters.pool.clone());
         creators.spawn(async move {
-            for name in ["new/1", "new/2", "new/3"] {
+            for (name, id) in NAMES {
                 let mut tx = begin(&pool).await;
                 locks.row(name).lock(&mut tx).await.expect("no deadlock, no duplicate");
-                let value: i64 = sqlx::query_scalar("SELECT value FROM counter WHERE id = 1")
-                    .fetch_one(&mut *tx)
-                    .await
-                    .expect("read");
-                let sql = format!("UPDATE counter SET value = {} WHERE id = 2", value + 1);
-                sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await.expect("write");
+                let read = format!("SELECT value FROM counter WHERE id = {id}");
+                let value: i64 = sqlx::query_scalar(AssertSqlSafe(read)).fetch_one(&mut *tx).await.expect("read");
+                let write = format!("UPDATE counter SET value = {} WHERE id = {id}", value + 1);
+                sqlx::query(AssertSqlSafe(write)).execute(&mut *tx).await.expect("write");
                 tx.commit().await.expect("commit");
             }
         });
     }
     soon("all creators", creators.join_all()).await;
+    for (name, id) in NAMES {
+        assert_eq!(counters.value(id).await, i64::from(CREATORS), "{name}: an update was lost");
+    }
 }
 
 #[tokio::test]

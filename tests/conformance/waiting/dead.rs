@@ -2,19 +2,7 @@
 //!
 //! Promises: 7, 8.
 
-use std::collections::BTreeSet;
-
 use super::*;
-
-/// Polls the token of the name `a`, and records it. A grant to a dead waiter lasts three seconds,
-/// so that none is missed.
-async fn record_tokens(pool: &Pool<Sql>, tokens: &mut BTreeSet<i64>) {
-    loop {
-        let token = sqlx::query_scalar("SELECT token FROM sqlock_lease WHERE name = 'a'").fetch_one(pool);
-        tokens.insert(token.await.expect("the row of the name"));
-        sleep(Duration::from_millis(50)).await;
-    }
-}
 
 /// The entries of the dead expire while the first of them has the name, or before their holder's
 /// lease does.
