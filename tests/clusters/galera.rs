@@ -192,14 +192,15 @@ async fn fenced_commit_fails_after_takeover_on_another_node() {
     number(&pools[1], "SELECT COUNT(*) FROM account").await;
 
     for level in ["READ COMMITTED", "REPEATABLE READ"] {
-        let lease = first.lease("a").ttl(Duration::from_secs(2)).renew(false).acquire().await.expect("acquired");
-        let mut tx = soon("a fence", async {
+        let (lease, mut tx) = soon("a fence", async {
             loop {
+                let request = first.lease("a").ttl(Duration::from_secs(2)).renew(false);
+                let lease = request.acquire().await.expect("acquired");
                 let begin = AssertSqlSafe(format!("SET TRANSACTION ISOLATION LEVEL {level}; BEGIN"));
                 let mut tx = pools[1].begin_with(begin).await.expect("a transaction");
                 match lease.fence(&mut tx).await {
-                    Ok(()) => break tx,
-                    Err(error) if error.is_conflict() => tx.rollback().await.expect("rolled back"),
+                    Ok(()) => break (lease, tx),
+                    Err(error) if error.is_conflict() || error.is_lost() => tx.rollback().await.expect("rolled back"),
                     Err(error) => panic!("{level}: {error}"),
                 }
             }

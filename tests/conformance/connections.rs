@@ -100,7 +100,7 @@ async fn connections_stay_few_with_200_leases_and_waiters() {
 
     let mut taken = JoinSet::new();
     for i in 0..200 {
-        let request = locks.lease(format!("name/{i}")).ttl(Duration::from_secs(6));
+        let request = locks.lease(format!("name/{i}")).ttl(LONG);
         taken.spawn(async move { soon("the grant", request.acquire()).await.expect("acquire") });
     }
     let mut leases = taken.join_all().await;

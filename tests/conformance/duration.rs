@@ -14,7 +14,7 @@ use sqlock::retry::Retry;
 use sqlock::{Error, Locks};
 
 use super::fence::{Counters, add_one, counters};
-use crate::support::{Database, soon};
+use crate::support::{Database, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 const LONGEST: [Duration; 3] = [Duration::MAX, Duration::from_secs(u64::MAX / 2), Duration::from_secs(1 << 40)];
@@ -99,9 +99,7 @@ async fn longest_wait_ends_with_the_grant() {
     for long in LONGEST {
         let holder = others.lease("a").acquire().await.expect("acquire");
         let waits = tokio::spawn(locks.lease("a").wait(long).acquire());
-        while locks.waiters("a").await.expect("waiters").is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until_waiters(&locks, "a", 1).await;
         holder.release().await.expect("ours to the end");
         let lease = soon("the lease", waits).await.expect("no panic").expect("acquire");
         lease.release().await.expect("ours to the end");

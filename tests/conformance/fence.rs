@@ -254,6 +254,7 @@ async fn eviction_waits_for_the_open_fence() {
     assert!(soon("the eviction", &mut evicted).await.expect("no panic"));
     let next = soon("the takeover", next).await.expect("no panic");
     assert!(next.token() > token, "tokens only rise");
+    assert!(lease.release().await.expect_err("evicted").is_lost());
     assert_eq!(counters.value(1).await, 1);
 }
 

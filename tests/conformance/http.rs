@@ -661,7 +661,7 @@ async fn without_the_store_nothing_runs() {
         let options = sqlx::pool::PoolOptions::<Sql>::new().acquire_timeout(Duration::from_secs(3));
         let pool = options.connect_lazy(&url).expect("a pool");
         // The first connection may take longer on a machine under load.
-        while pool.acquire().await.is_err() {}
+        soon("a connection", async { while pool.acquire().await.is_err() {} }).await;
         let server = Server::with(builder(pool.clone()).build(), pool, usual).await;
         assert_eq!(server.post("/charge/receipt", "before").await.status, 201);
         proxy.refuse();

@@ -780,7 +780,7 @@ async fn run_tells_its_doubt_when_nothing_settles_it() {
     let far = sqlx::pool::PoolOptions::<Sql>::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
     let far = far.connect_lazy(&url).expect("a pool");
     // The first connection may take longer on a busy machine.
-    while far.acquire().await.is_err() {}
+    soon("a connection", async { while far.acquire().await.is_err() {} }).await;
     let (payments, begun) = (app.payments.clone().retry(Retry::new().attempts(3)), AtomicU32::new(0));
     let doubtful = payments.run(&far, &key, &asked, async |tx| {
         begun.fetch_add(1, Ordering::SeqCst);

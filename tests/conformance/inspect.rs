@@ -215,29 +215,6 @@ async fn evicted_holder_cannot_extend_or_fence() {
 }
 
 #[tokio::test]
-async fn fenced_transaction_excludes_others_after_eviction() {
-    let db = fresh().await;
-    let pool = db.pool().await;
-    let (ours, theirs) = (db.locks().await, db.locks().await);
-    let lease = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
-    let token = lease.token();
-    let mut tx = pool.begin().await.expect("begin");
-    lease.fence(&mut tx).await.expect("fence");
-    // If the fence is the database's only write lock, the eviction waits for it; on other databases
-    // the takeover waits.
-    let operator = theirs.clone();
-    let evicted = tokio::spawn(async move { operator.evict("a", token).await });
-    let mut next = std::pin::pin!(theirs.lease("a").acquire());
-    tokio::time::timeout(Duration::from_millis(500), &mut next).await.expect_err("fenced");
-    tx.commit().await.expect("commit");
-    assert!(soon("the eviction", evicted).await.expect("no panic").expect("evict"));
-    let next = soon("the turn", next).await.expect("acquire");
-    assert!(next.token() > token);
-    next.release().await.expect("release");
-    assert!(lease.release().await.expect_err("evicted").is_lost());
-}
-
-#[tokio::test]
 async fn name_kept_after_release_can_be_evicted() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);

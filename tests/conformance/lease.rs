@@ -525,27 +525,6 @@ async fn dropped_stale_guard_does_not_touch_successor() {
     next.release().await.expect("ours to the end");
 }
 
-#[tokio::test]
-async fn fence_excludes_others_until_transaction_ends() {
-    let db = fresh().await;
-    let pool = db.pool().await;
-    let (ours, theirs) = (db.locks().await, db.locks().await);
-    let lease = ours.lease("a").ttl(Duration::from_secs(3)).renew(false).acquire().await.expect("acquire");
-    let token = lease.token();
-    let mut tx = pool.begin().await.expect("begin");
-    lease.fence(&mut tx).await.expect("fence");
-    // It expires, and no other client is granted the name.
-    lease.lost().await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let next = theirs.lease("a").wait(Duration::from_secs(20)).acquire();
-    let mut next = std::pin::pin!(next);
-    tokio::time::timeout(Duration::from_millis(700), &mut next).await.expect_err("fenced");
-    tx.commit().await.expect("commit");
-    let next = next.await.expect("acquire");
-    assert!(next.token() > token);
-    next.release().await.expect("release");
-}
-
 // ---- promise 15: bounds
 
 #[tokio::test]

@@ -206,9 +206,10 @@ async fn twenty_clients(pooled: &Pooled) {
                 tokio::task::yield_now().await;
                 inside.store(false, Ordering::SeqCst);
                 // A grant by another client lasts 3 seconds at first. The release may wait for a
-                // connection of the pooler for longer.
+                // connection of the pooler for longer, or get none.
                 if let Err(error) = hot.release().await {
-                    assert!(error.is_lost(), "release: {error}");
+                    let is_unanswered = matches!(error, Error::Unavailable { .. } | Error::Unknown { .. });
+                    assert!(error.is_lost() || is_unanswered, "release: {error}");
                 }
             }
             assert!(own.is_held());
@@ -263,7 +264,7 @@ async fn fence_holds_behind_a_transaction_pooler() {
     locks.migrate().await.expect("migrate");
     let rival = pooled.locks().await;
     let app = connect(&pooled.url, 1).await;
-    let lease = locks.lease("a").ttl(Duration::from_secs(4)).renew(false).acquire().await.expect("acquire");
+    let lease = locks.lease("a").ttl(Duration::from_secs(8)).renew(false).acquire().await.expect("acquire");
     let mut tx = app.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");
     let next = spawn_waiter(&rival, "a");

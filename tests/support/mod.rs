@@ -175,12 +175,16 @@ impl TestDatabase {
 /// Exports a lease that no client renews. On a machine under load, a lease with a short TTL may
 /// have ended before.
 pub async fn exported(locks: &Locks, name: &str, ttl: Duration) -> ExportedLease {
-    loop {
-        let lease = locks.lease(name).ttl(ttl).renew(false).acquire().await.expect("acquire");
-        if let Ok(exported) = lease.export() {
-            return exported;
+    let exported = async {
+        loop {
+            let lease = locks.lease(name).ttl(ttl).renew(false).acquire().await.expect("acquire");
+            match lease.export() {
+                Ok(exported) => return exported,
+                Err(error) => assert!(error.is_lost(), "export: {error}"),
+            }
         }
-    }
+    };
+    soon("a lease to export", exported).await
 }
 
 pub fn builder(pool: Pool<Sql>) -> LocksBuilder {

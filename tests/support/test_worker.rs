@@ -27,7 +27,7 @@
 //! | `session-release`                         | `released`                                                     |
 //! | `gather NAME,… TTL_MS`                    | `gathered`, when it has the leases on all of them              |
 //! | `gather HOW NAMES TASKS COUNT DIR`        | as `visit`, when each task has had some of the names so often  |
-//! | `storm NAME TASKS CYCLES DIR TTL_MS`      | `done N`: N cycles ended in a loss                             |
+//! | `storm NAME TASKS CYCLES DIR TTL_MS`      | `done N`: N cycles ended in a loss or without a confirmation   |
 //!
 //! What fails answers `lost`, `unavailable`, `unknown`, `timeout` or `error`, and why.
 
@@ -511,7 +511,8 @@ impl Storm {
         format!("done {lost}")
     }
 
-    /// Acquires, writes and releases. Returns whether the lease was lost meanwhile.
+    /// Acquires, writes and releases. Returns whether the lease was lost meanwhile, or nothing has
+    /// confirmed its release.
     async fn cycle(&self) -> Result<bool, String> {
         let invoked = boot_ns();
         let lease = self.locks.lease(&self.name).ttl(self.ttl).acquire().await.map_err(failed)?;
@@ -536,6 +537,7 @@ impl Storm {
         match released {
             Ok(()) => {}
             Err(error) if error.is_lost() => lost = true,
+            Err(Error::Unavailable { .. } | Error::Unknown { .. }) => lost = true,
             Err(error) => return Err(failed(error)),
         }
         Ok(lost)

@@ -16,7 +16,6 @@ use tokio::time::sleep;
 use crate::DATABASE;
 use crate::support::command::run;
 use crate::support::command_fixture::{CommandFixture, Row, Run, now};
-use crate::support::history::boot_ns;
 use crate::support::server::PgBouncer;
 use crate::support::soon;
 
@@ -155,9 +154,15 @@ async fn round(fixture: &mut CommandFixture, fault: Fault, ttl: Duration, number
         holders.push(Holder { name, run, row });
         waiters.push(waiter);
     }
-    // The fault comes at different times after a renewal.
-    sleep(ttl / 3 * u32::try_from(numbers.start % 7).expect("below 7") / 7).await;
-    between_renewals(fixture, &mut holders, ttl).await;
+    for holder in &holders {
+        fixture.renewed(&holder.name).await;
+    }
+    // The fault comes at different times after a heartbeat.
+    let heartbeat = (ttl / 3).min(Duration::from_secs(1));
+    sleep(heartbeat * u32::try_from(numbers.start % 7).expect("below 7") / 7).await;
+    for holder in &mut holders {
+        holder.row = fixture.row(&holder.name).await;
+    }
     fault.strike(fixture, &holders).await;
     let struck = now();
     // A statement that a server executes when it thaws was not in force before.
@@ -223,27 +228,6 @@ struct Death {
 
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).expect("a short time")
-}
-
-/// Reads the rows while no renewal is in flight, so that they are the rows at the time of the
-/// fault. Leases of one TTL are renewed together, at the multiples of a third of the TTL.
-async fn between_renewals(fixture: &CommandFixture, holders: &mut [Holder], ttl: Duration) {
-    let period = u64::try_from((ttl / 3).as_nanos()).expect("a short time");
-    let phase = || boot_ns() % period * 100 / period;
-    let quiet = async {
-        loop {
-            if (20..60).contains(&phase()) {
-                for holder in &mut *holders {
-                    holder.row = fixture.row(&holder.name).await;
-                }
-                if (20..75).contains(&phase()) {
-                    return;
-                }
-            }
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon("a quiet moment", quiet).await;
 }
 
 /// Keeps the last row of each holder that was in force.

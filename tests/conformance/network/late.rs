@@ -50,9 +50,13 @@ async fn acquire_continues_after_a_late_grant() {
     }
     network.mend().await;
     let lease = soon("the lease", acquiring).await.expect("no panic").expect("acquire");
-    assert!(lease.is_held());
     assert!(lease.token().get() > late, "another holding than the late one");
-    lease.release().await.expect("release");
+    // On a busy machine the lease may end before its release.
+    if let Err(error) = lease.release().await {
+        assert!(error.is_lost(), "{error}");
+    }
+    let next = soon("the name", rival.lease("a").acquire()).await.expect("acquire");
+    next.release().await.expect("release");
     network.assert_nothing_left(vec![locks, rival]).await;
 }
 
