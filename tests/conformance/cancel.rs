@@ -459,8 +459,11 @@ const TABLES: &[&str] = match DATABASE {
 
 async fn drop_tables(pool: &Pool<Sql>) {
     sqlx::query("DROP VIEW IF EXISTS sqlock_holders").execute(pool).await.expect("drop the view");
-    for table in TABLES.iter().chain(&["_sqlock_migrations"]) {
-        let drop = sqlx::AssertSqlSafe(format!("DROP TABLE IF EXISTS {table}"));
+    let tables = [TABLES, &["_sqlock_migrations"]].concat();
+    // A statement of SQLite drops one table.
+    let at_once = if DATABASE == Database::Sqlite { 1 } else { tables.len() };
+    for tables in tables.chunks(at_once) {
+        let drop = sqlx::AssertSqlSafe(format!("DROP TABLE IF EXISTS {}", tables.join(", ")));
         sqlx::query(drop).execute(pool).await.expect("drop the tables");
     }
 }

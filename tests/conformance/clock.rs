@@ -7,11 +7,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sqlock::Locks;
 
-use super::crash::{held, renewed};
+use super::crash::held;
 use crate::DATABASE;
 use crate::support::server::{Options, Server};
 use crate::support::worker::{Clock, Guarded, Worker};
-use crate::support::{Database, TestDatabase, fresh, fresh_on, soon};
+use crate::support::{Database, TestDatabase, fresh, fresh_on, renewed, soon};
 
 /// How late anything may be on a busy machine. Nothing may be early.
 const SLACK: Duration = Duration::from_secs(10);

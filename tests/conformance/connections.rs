@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use sqlock::Locks;
+use sqlock::inspect::LeaseInfo;
+use sqlock::{Error, Locks};
 use sqlx::sqlite::SqlitePoolOptions;
 use tokio::task::JoinSet;
 
@@ -57,12 +58,14 @@ async fn leases_survive_a_fully_used_application_pool() {
         });
     }
 
-    tokio::time::sleep(ttl * 2).await;
+    let mut listed = theirs.list("name/").await.expect("list");
+    for _ in 0..2 {
+        listed = soon("a renewal of each lease", all_renewed(&theirs, listed)).await;
+    }
     for lease in &leases {
         assert!(lease.is_held(), "{} was lost", lease.name());
     }
     assert_eq!(arrived.load(Ordering::SeqCst), 0, "nobody else got in");
-    let listed = theirs.list("name/").await.expect("list");
     assert_eq!(listed.len(), 50);
     for (info, lease) in listed.iter().zip(&leases) {
         assert_eq!(info.token, lease.token());
@@ -87,6 +90,18 @@ async fn leases_survive_a_fully_used_application_pool() {
     // Meanwhile the app transaction was not disturbed.
     sqlx::query("SELECT count(*) FROM sqlock_lease").fetch_one(&mut *app).await.expect("select");
     app.commit().await.expect("commit");
+}
+
+/// Waits until every listed lease has been renewed.
+async fn all_renewed(locks: &Locks, before: Vec<LeaseInfo>) -> Vec<LeaseInfo> {
+    loop {
+        let now = locks.list("name/").await.expect("list");
+        assert_eq!(now.len(), before.len());
+        if now.iter().zip(&before).all(|(now, before)| now.expires_at > before.expires_at) {
+            return now;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 #[tokio::test]
@@ -191,18 +206,16 @@ async fn application_pool_is_not_used() {
     lease.release().await.expect("release");
 }
 
-/// A SQLite database in memory exists on one connection only, so that connection is borrowed for
-/// one statement at a time. The suite of every database runs this test.
+/// Options for a SQLite database in memory, which exists on one connection only.
+fn in_memory() -> SqlitePoolOptions {
+    SqlitePoolOptions::new().max_connections(1).min_connections(1).idle_timeout(None).max_lifetime(None)
+}
+
+/// The only connection of a database in memory is borrowed for one statement at a time. The suite of
+/// every database runs this test.
 #[tokio::test]
 async fn in_memory_database_borrows_the_pool_connection() {
-    let pool = SqlitePoolOptions::new()
-        .max_connections(1)
-        .min_connections(1)
-        .idle_timeout(None)
-        .max_lifetime(None)
-        .connect("sqlite::memory:")
-        .await
-        .expect("a database in memory");
+    let pool = in_memory().connect("sqlite::memory:").await.expect("a database in memory");
     let locks = Locks::new(pool.clone());
     locks.migrate().await.expect("migrate");
     let lease = locks.lease("a").acquire().await.expect("acquire");
@@ -225,6 +238,23 @@ async fn in_memory_database_borrows_the_pool_connection() {
     next.release().await.expect("release");
     locks.shutdown().await.expect("shutdown");
     sqlx::query("SELECT id FROM app").fetch_all(&pool).await.expect("the pool lives on");
+}
+
+/// A name that nobody holds does not look held when the application uses the only connection.
+#[tokio::test]
+async fn busy_in_memory_connection_exhausts_the_pool() {
+    let options = in_memory().acquire_timeout(Duration::from_millis(500));
+    let pool = options.connect("sqlite::memory:").await.expect("a database in memory");
+    let locks = Locks::new(pool.clone());
+    locks.migrate().await.expect("migrate");
+    // The client has used the connection before.
+    locks.lease("a").acquire().await.expect("acquire").release().await.expect("release");
+    let tx = pool.begin().await.expect("it was given back");
+    let error = soon("an answer", locks.lease("a").try_acquire()).await.expect_err("no connection is free");
+    assert!(matches!(error, Error::PoolExhausted { .. }), "{error}");
+    tx.commit().await.expect("commit");
+    let lease = locks.lease("a").try_acquire().await.expect("try").expect("free");
+    lease.release().await.expect("release");
 }
 
 async fn closed(counter: &ConnectionCounter) {

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::history::boot_ns;
 use crate::support::worker::{Guarded, Worker};
-use crate::support::{SOON, fresh, soon};
+use crate::support::{SOON, fresh, renewed, soon};
 
 /// How late anything may be on a busy machine. Nothing may be early.
 const SLACK: Duration = Duration::from_secs(10);
@@ -202,18 +202,4 @@ async fn killed_waiters_delay_nobody() {
 
 pub(super) async fn held(locks: &Locks, name: &str) -> LeaseInfo {
     locks.inspect(name).await.expect("inspect").expect("held by somebody")
-}
-
-/// Waits until the holder has renewed.
-pub(super) async fn renewed(locks: &Locks, before: &LeaseInfo) -> LeaseInfo {
-    soon("a renewal", async {
-        loop {
-            let now = held(locks, before.name.as_str()).await;
-            if now.expires_at > before.expires_at {
-                break now;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await
 }

@@ -6,7 +6,7 @@ use sqlock::lease::ExportedLease;
 use sqlock::{Error, FencingToken, LossCause};
 use tokio::time::Instant;
 
-use crate::support::{LONG, SOON, exported, fresh, soon};
+use crate::support::{LONG, SOON, exported, fresh, renewed_twice, soon};
 
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -20,8 +20,7 @@ fn is_shutdown(error: &Error) -> bool {
 async fn exported_lease_continues_in_another_process() {
     let db = fresh().await;
     let (ours, theirs, others) = (db.locks().await, db.locks().await, db.locks().await);
-    let ttl = Duration::from_secs(6);
-    let lease = ours.lease("a:b").ttl(ttl).label("on the road").acquire().await.expect("acquire");
+    let lease = ours.lease("a:b").ttl(Duration::from_secs(6)).label("on the road").acquire().await.expect("acquire");
     let (token, owner) = (lease.token(), lease.owner());
     let text = lease.export().expect("export").to_string();
     assert!(others.lease("a:b").try_acquire().await.expect("try").is_none(), "held by the next client");
@@ -32,9 +31,8 @@ async fn exported_lease_continues_in_another_process() {
     assert_eq!((lease.name().as_str(), lease.token(), lease.owner()), ("a:b", token, owner));
     // The lease is renewed there, although the first process has ended.
     ours.shutdown().await.expect("shutdown");
-    tokio::time::sleep(ttl + Duration::from_millis(500)).await;
+    let info = renewed_twice(&others, "a:b").await;
     assert!(lease.is_held());
-    let info = others.inspect("a:b").await.expect("inspect").expect("held");
     assert_eq!((info.token, info.holds, info.label.as_str()), (token, 1, "on the road"));
     lease.release().await.expect("ours to the end");
     let next = others.lease("a:b").try_acquire().await.expect("try").expect("free");

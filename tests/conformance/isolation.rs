@@ -18,7 +18,7 @@ use super::fence::{
     spawn_waiter,
 };
 use crate::support::server::{Options, Server};
-use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, soon, until_waiters};
+use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, renewed_twice, soon, until, until_waiters};
 use crate::{DATABASE, Sql};
 
 // ---- defaults
@@ -65,15 +65,14 @@ async fn storm(url: &str) {
 
 /// Runs the operations that a storm does not use.
 async fn verbs(locks: &Locks) {
-    let ttl = Duration::from_secs(6);
-    let renewed = locks.lease("verbs/renewed").ttl(ttl).acquire().await.expect("acquire");
+    let renewed = locks.lease("verbs/renewed").ttl(Duration::from_secs(6)).acquire().await.expect("acquire");
     let evicted = locks.lease("verbs/evicted").acquire().await.expect("acquire");
     assert_eq!(locks.list("verbs/").await.expect("list").len(), 2);
     assert!(locks.evict("verbs/evicted", evicted.token()).await.expect("evict"));
     assert!(locks.inspect("verbs/evicted").await.expect("inspect").is_none());
     locks.sweeper().retention(Duration::from_secs(3600)).sweep().await.expect("sweep");
-    sleep(ttl * 2).await;
-    assert!(renewed.is_held(), "renewals go on");
+    renewed_twice(locks, "verbs/renewed").await;
+    assert!(renewed.is_held());
     renewed.release().await.expect("release");
 }
 
@@ -306,16 +305,13 @@ async fn renewals_continue_during_a_long_fenced_transaction() {
         async move {
             let locks = counters.db.locks().await;
             let lease = locks.lease(level).ttl(ttl).acquire().await.expect("acquire");
-            let before = locks.inspect(level).await.expect("inspect").expect("held");
             let mut tx = counters.at(level).await.begin().await;
             lease.fence(&mut tx).await.unwrap_or_else(|e| panic!("{level}: {e}"));
-            let until = Instant::now() + ttl * 2;
-            while Instant::now() < until {
-                assert!(lease.is_held(), "{level}: lost during its own transaction");
-                sleep(Duration::from_millis(20)).await;
-            }
-            let after = locks.inspect(level).await.expect("inspect").expect("held");
-            assert!(after.expires_at > before.expires_at && after.token == before.token, "{level}: {after:?}");
+            let deadline = Instant::now() + lease.remaining();
+            renewed_twice(&locks, level).await;
+            let is_later = async || Instant::now() + lease.remaining() > deadline + Duration::from_millis(500);
+            until("a renewal that the holder knows of", is_later).await;
+            assert!(lease.is_held(), "{level}: lost during its own transaction");
             tx.commit().await.unwrap_or_else(|e| panic!("{level}: {e}"));
             assert!(lease.is_held());
             lease.release().await.unwrap_or_else(|e| panic!("{level}: {e}"));

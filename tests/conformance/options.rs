@@ -1,5 +1,6 @@
 //! The options of a lease are the same ones for each kind of request.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use sqlock::lease::LeaseOptions;
@@ -52,9 +53,11 @@ async fn max_hold_and_owner_hold_for_each_kind() {
     let db = fresh().await;
     let locks = db.locks().await;
     let options = LeaseOptions::new().ttl(LONG).max_hold(Duration::from_secs(3));
-    for_each_kind!(&locks, options, lease => {
-        assert_eq!(soon("the end", lease.lost()).await, LossCause::MaxHold);
-    });
+    let mut held: Vec<Pin<Box<dyn Future<Output = LossCause>>>> = Vec::new();
+    for_each_kind!(&locks, options, lease => held.push(Box::pin(async move { lease.lost().await })));
+    for lost in held {
+        assert_eq!(soon("the end", lost).await, LossCause::MaxHold);
+    }
     let owner = Owner::random();
     let owners = [
         locks.lease("a").owner(owner).acquire().await.expect("acquire").owner(),

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use super::fence::{add_one, assert_kept_out, run, spawn_waiter};
 use crate::support::server::{Kind, Options, PgBouncer, Server};
-use crate::support::{Database, SOON, TestDatabase, builder, connect, empty, soon};
+use crate::support::{Database, SOON, TestDatabase, builder, connect, empty, renewed_twice, soon};
 use crate::{DATABASE, Sql};
 
 /// A database behind a pooler, with a direct connection.
@@ -135,14 +135,12 @@ async fn all_verbs(pooled: &Pooled) {
     let (ours, theirs) = (pooled.locks().await, pooled.locks().await);
     ours.migrate().await.expect("migrate");
     theirs.migrate().await.expect("again");
-    let ttl = Duration::from_secs(6);
-
-    let lease = ours.lease("a").ttl(ttl).label("pooled").acquire().await.expect("acquire");
+    let lease = ours.lease("a").ttl(Duration::from_secs(6)).label("pooled").acquire().await.expect("acquire");
     assert!(theirs.lease("a").try_acquire().await.expect("try").is_none());
     let error = theirs.lease("a").wait(Duration::from_secs(3)).acquire().await.expect_err("held");
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    sleep(ttl + Duration::from_millis(500)).await;
-    assert!(lease.is_held(), "renewals go on");
+    renewed_twice(&theirs, "a").await;
+    assert!(lease.is_held());
     if DATABASE == Database::Postgres {
         let listening = "SELECT count(*) FROM sqlock_client WHERE listens";
         let listening: i64 = sqlx::query_scalar(listening).fetch_one(&pooled.direct).await.expect("clients");

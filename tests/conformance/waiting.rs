@@ -145,9 +145,11 @@ async fn local_and_remote_waiters_share_arrival_order() {
     let first = ours.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let mut waiting = Vec::new();
     for i in 0..4 {
+        if i > 0 {
+            sleep(ARRIVALS_APART).await;
+        }
         let client = if i % 2 == 0 { &ours } else { &theirs };
         waiting.push(tokio::spawn(client.lease("a").ttl(LONG).label(format!("w{i}")).acquire()));
-        sleep(ARRIVALS_APART).await;
     }
     assert_eq!(queue.labels().await, ["w1"], "nobody who cannot be next is known there");
     assert_served(first, waiting).await;
@@ -526,7 +528,7 @@ async fn database_clock(queue: &WaitQueue) -> chrono::DateTime<chrono::Utc> {
 
 // ---- processes
 
-/// Processes that wait, 300 ms apart.
+/// Processes that wait, each behind the one before.
 async fn waiting_workers(queue: &WaitQueue, processes: usize) -> Vec<Worker> {
     let mut workers: Vec<Worker> = (0..processes).map(|_| Worker::start(&queue.db.url)).collect();
     for worker in &mut workers {
@@ -539,11 +541,9 @@ async fn waiting_workers(queue: &WaitQueue, processes: usize) -> Vec<Worker> {
     workers
 }
 
-/// Lets a process queue, and waits 300 ms.
+/// Lets a process queue. It answers when its entry exists.
 async fn wait(worker: &mut Worker, at_most: &str) {
-    let came = Instant::now();
     assert_eq!(worker.ask(format!("wait a {} {at_most}", LONG.as_millis()).trim_end()).await, "waiting");
-    sleep(Duration::from_millis(300).saturating_sub(came.elapsed())).await;
 }
 
 /// Checks that the processes are granted the name in this order, and returns their tokens.
@@ -747,6 +747,8 @@ async fn paused_process_regains_its_deleted_queue_entry() {
     let (one, other) = (queue.client().await, queue.client().await);
     let mut sleeper = loop {
         let sleeper = waiting_workers(&queue, 1).await.remove(0);
+        // The pause is longer than its first statements take.
+        sleep(Duration::from_millis(300)).await;
         sleeper.stop();
         // If it is stopped during a statement on SQLite, it keeps the file locked.
         let written = queue.client().await.lease("b").wait(Duration::from_secs(1)).acquire().await;

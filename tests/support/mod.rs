@@ -19,6 +19,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use sqlock::inspect::LeaseInfo;
 use sqlock::lease::ExportedLease;
 use sqlock::{Locks, LocksBuilder};
 use sqlx::{AssertSqlSafe, Pool};
@@ -231,6 +232,29 @@ pub fn held(columns: &str, name: &str) -> String {
 /// statement takes on a busy machine. The database computes the arrival of a waiter that has waited
 /// without an entry from how long it has waited.
 pub const ARRIVALS_APART: Duration = Duration::from_secs(3);
+
+/// Waits until the holder of a name has renewed its lease.
+pub async fn renewed(locks: &Locks, before: &LeaseInfo) -> LeaseInfo {
+    let renewed = async {
+        loop {
+            let now = locks.inspect(before.name.as_str()).await.expect("inspect").expect("held by somebody");
+            if now.expires_at > before.expires_at {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon("a renewal", renewed).await
+}
+
+/// Waits until the holder of a name has renewed its lease twice, so that renewals recur.
+pub async fn renewed_twice(locks: &Locks, name: &str) -> LeaseInfo {
+    let granted = locks.inspect(name).await.expect("inspect").expect("held by somebody");
+    let once = renewed(locks, &granted).await;
+    let twice = renewed(locks, &once).await;
+    assert_eq!(twice.token, granted.token, "renewals leave the token alone");
+    twice
+}
 
 /// Waits until a name has this number of waiters.
 pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {

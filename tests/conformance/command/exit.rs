@@ -1,8 +1,8 @@
-//! Every exit code of the command. Each scenario is a function that returns its rows of the table
-//! printed by `every_exit_code_occurs`.
+//! Every exit code of the command. Each test asserts the codes that it has provoked.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -13,39 +13,23 @@ use crate::support::server::{Kind, Options, Server};
 use crate::support::{Database, LONG, TestDatabase, connect, empty, soon};
 use crate::{DATABASE, Sql};
 
-/// Exit codes, and their causes.
+/// The exit codes that have occurred in a scenario.
 #[derive(Default)]
-struct Table(Vec<(i32, String)>);
+struct ExitCodes(BTreeSet<i32>);
 
-impl Table {
+impl ExitCodes {
     /// Fails the test unless the command ended with this code.
     #[track_caller]
     fn add(&mut self, code: i32, how: &str, ended: Ended) -> Ended {
-        let ended = ended.expect(code);
-        self.0.push((code, how.into()));
+        assert_eq!(ended.code(), code, "{how}\nstdout:\n{}\nstderr:\n{}", ended.stdout, ended.stderr);
+        self.0.insert(code);
         ended
     }
-}
 
-/// Prints the whole table: `cargo test every_exit_code -- --nocapture`.
-#[tokio::test]
-async fn every_exit_code_occurs() {
-    let tables = [
-        the_commands_own().await,
-        usage().await,
-        unreachable_database().await,
-        not_obtained().await,
-        configuration().await,
-        not_the_holder().await,
-        taken_away_by_an_operator().await,
-        not_executable_and_not_found().await,
-        interrupted_while_waiting().await,
-    ];
-    let rows: Vec<(i32, String)> = tables.into_iter().flat_map(|table| table.0).collect();
-    let lines: Vec<String> = rows.iter().map(|(code, how)| format!("{DATABASE:?} | {code} | {how}\n")).collect();
-    println!("{}", lines.concat());
-    for code in [0, 3, 64, 69, 75, 78, 79, 126, 127, 130, 137, 143] {
-        assert!(rows.iter().any(|(seen, _)| *seen == code), "{code} was not provoked");
+    /// Checks that these codes have occurred, and no others.
+    #[track_caller]
+    fn assert_are(&self, codes: &[i32]) {
+        assert_eq!(self.0, BTreeSet::from_iter(codes.iter().copied()));
     }
 }
 
@@ -53,11 +37,7 @@ async fn every_exit_code_occurs() {
 
 #[tokio::test]
 async fn command_or_signal_exit_code_is_passed_on() {
-    the_commands_own().await;
-}
-
-async fn the_commands_own() -> Table {
-    let (db, mut table) = (empty().await, Table::default());
+    let (db, mut codes) = (empty().await, ExitCodes::default());
     for (code, script, how) in [
         (0, "exit 0", "the command exits with 0"),
         (3, "exit 3", "the command exits with 3"),
@@ -66,20 +46,16 @@ async fn the_commands_own() -> Table {
         (143, "kill -TERM $$", "TERM ends the command"),
         (129, "kill -HUP $$", "HUP ends the command"),
     ] {
-        let ended = table.add(code, how, run(&db, &["run", "job", "--", "sh", "-c", script]).await);
+        let ended = codes.add(code, how, run(&db, &["run", "job", "--", "sh", "-c", script]).await);
         assert_eq!((&*ended.stdout, &*ended.stderr), ("", ""), "there is nothing to say");
     }
     assert_eq!(held(&beside(&db).await, "job").await, None);
-    table
+    codes.assert_are(&[0, 3, 129, 137, 143, 255]);
 }
 
 #[tokio::test]
 async fn unstartable_command_frees_the_name() {
-    not_executable_and_not_found().await;
-}
-
-async fn not_executable_and_not_found() -> Table {
-    let (db, mut table) = (empty().await, Table::default());
+    let (db, mut codes) = (empty().await, ExitCodes::default());
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file = path(directory.path(), "script");
     fs::write(&file, "#!/bin/sh\n").expect("the directory is ours to write");
@@ -90,22 +66,18 @@ async fn not_executable_and_not_found() -> Table {
         (127, &*path(directory.path(), "missing"), "the command is a path where there is nothing"),
         (127, "sqlock-test-no-such-command", "the command is in no directory of PATH"),
     ] {
-        let ended = table.add(code, how, run(&db, &["run", "job", "--", command]).await);
+        let ended = codes.add(code, how, run(&db, &["run", "job", "--", command]).await);
         assert!(ended.stderr.contains(command), "{}", ended.stderr);
         assert_eq!(held(&locks, "job").await, None);
     }
-    table
+    codes.assert_are(&[126, 127]);
 }
 
 // ---- 64
 
 #[tokio::test]
 async fn usage_error_exits_64_and_runs_nothing() {
-    usage().await;
-}
-
-async fn usage() -> Table {
-    let (db, mut table) = (empty().await, Table::default());
+    let (db, mut codes) = (empty().await, ExitCodes::default());
     let (long_name, long_label) = ("n".repeat(256), "l".repeat(256));
     let say = ["--", "echo", "it ran"];
     let run_with = |options: &[&'static str]| [&["run"], options, &["job"], &say].concat();
@@ -147,7 +119,7 @@ async fn usage() -> Table {
         ("schema --db oracle", vec!["schema", "--db", "oracle"]),
     ];
     for (how, arguments) in cases {
-        let ended = table.add(64, how, run(&db, &arguments).await);
+        let ended = codes.add(64, how, run(&db, &arguments).await);
         assert_eq!(ended.stdout, "", "{how}");
         assert_ne!(ended.stderr, "", "{how}");
     }
@@ -163,7 +135,7 @@ async fn usage() -> Table {
         nested("--permits inside of exclusive", &[], &["--permits", "2"]),
     ] {
         let (how, ended) = nested.await;
-        let ended = table.add(64, &how, ended);
+        let ended = codes.add(64, &how, ended);
         assert_eq!(ended.stdout, "", "{how}");
         assert!(ended.stderr.contains("would wait for ever"), "{}", ended.stderr);
     }
@@ -172,25 +144,21 @@ async fn usage() -> Table {
         run(&db, &["acquire", "--ttl", ttl, &format!("for {ttl}")]).await.expect(0);
     }
     run(&db, &["run", &"n".repeat(255), "--label", &"l".repeat(255), "--", "true"]).await.expect(0);
-    table
+    codes.assert_are(&[64]);
 }
 
 // ---- 78
 
 #[tokio::test]
 async fn invalid_configuration_exits_78_with_the_reason() {
-    configuration().await;
-}
-
-async fn configuration() -> Table {
-    let mut table = Table::default();
+    let mut codes = ExitCodes::default();
     let tried = |url: String| {
         let mut command = bare(&["run", "job", "--", "echo", "it ran"]);
         command.env("DATABASE_URL", url);
         end(command)
     };
     let mut refused = |how: &str, why: &str, ended: Ended| {
-        let ended = table.add(78, how, ended);
+        let ended = codes.add(78, how, ended);
         assert!(ended.stderr.contains(why), "{how}: {}", ended.stderr);
         assert_eq!(ended.stdout, "", "{how}");
         assert!(!ended.stderr.contains("s3cret"), "{how}: {}", ended.stderr);
@@ -257,7 +225,7 @@ async fn configuration() -> Table {
             guarded.drop().await;
         }
     }
-    table
+    codes.assert_are(&[78]);
 }
 
 /// A server with a user that needs a password.
@@ -318,11 +286,7 @@ async fn execute(pool: &Pool<Sql>, sql: &str) {
 
 #[tokio::test]
 async fn unreachable_database_exits_69_not_75() {
-    unreachable_database().await;
-}
-
-async fn unreachable_database() -> Table {
-    let mut table = Table::default();
+    let mut codes = ExitCodes::default();
     if DATABASE == Database::Sqlite {
         // A file is always reachable; only the right to write can be missing.
         let db = empty().await;
@@ -332,12 +296,12 @@ async fn unreachable_database() -> Table {
         for (options, how) in [(&["-n"][..], ", -n"), (&["-w", "1s"], ", -w 1s"), (&["-n", "-E", "9"], ", -n -E 9")] {
             let arguments = [&["run"], options, &["job", "--", "echo", "it ran"]].concat();
             let how = format!("another process is writing to the sidecar file all the time{how}");
-            let ended = table.add(69, &how, run(&db, &arguments).await);
+            let ended = codes.add(69, &how, run(&db, &arguments).await);
             assert_eq!(ended.stdout, "");
         }
         writing.rollback().await.expect("rollback");
         assert_eq!(held(&locks, "job").await, None, "nothing arrived late");
-        return table;
+        return codes.assert_are(&[69]);
     }
     let port = ClosedPort::reserve();
     let url = format!("{}://u:s3cret@127.0.0.1:{}/x", DATABASE.scheme(), port.number());
@@ -351,7 +315,7 @@ async fn unreachable_database() -> Table {
         let mut command = bare(arguments);
         command.env("DATABASE_URL", &url);
         let how = format!("nothing listens on the port: {}", arguments.join(" "));
-        let ended = table.add(69, &how, end(command).await);
+        let ended = codes.add(69, &how, end(command).await);
         assert_eq!(ended.stdout, "");
         assert!(
             ended.stderr.contains("cannot reach") && ended.stderr.contains(&port.number().to_string()),
@@ -360,82 +324,91 @@ async fn unreachable_database() -> Table {
         );
         assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
     }
-    table
+    codes.assert_are(&[69]);
 }
 
 // ---- 75
 
-#[tokio::test]
-async fn held_name_exits_75_or_the_requested_code() {
-    not_obtained().await;
+/// Checks that nothing ran, and that a note names the holder with the label `busy`.
+#[track_caller]
+fn assert_refused(name: &str, ended: &Ended) {
+    assert_eq!(ended.stdout, "");
+    assert!(ended.stderr.contains(&format!("\"{name}\" not obtained")), "{}", ended.stderr);
+    assert!(ended.stderr.contains("busy"), "it says who holds it: {}", ended.stderr);
 }
 
-async fn not_obtained() -> Table {
-    let (db, mut table) = (empty().await, Table::default());
-    let lease = beside(&db).await.lease("job").ttl(LONG).label("busy").acquire().await.expect("acquire");
-    for (code, options, how) in [
-        (75, &["-n"][..], "-n, and somebody else holds the name"),
-        (75, &["-w", "5s"], "-w 5s, which ran out"),
-        (75, &["-w", "0"], "-w 0"),
-        (9, &["-n", "-E", "9"], "-n -E 9"),
-        (9, &["-w", "5s", "-E", "9"], "-w 5s -E 9"),
-        (0, &["-n", "-E", "0"], "-n -E 0"),
-        (0, &["-n", "--skip-ok"], "-n --skip-ok"),
-        (0, &["-w", "5s", "--skip-ok"], "-w 5s --skip-ok"),
+#[tokio::test]
+async fn held_name_exits_75_or_the_requested_code() {
+    let (db, mut codes) = (empty().await, ExitCodes::default());
+    let locks = beside(&db).await;
+    let lease = locks.lease("job").ttl(LONG).label("busy").acquire().await.expect("acquire");
+    let permit = locks.semaphore("permits", 2).ttl(LONG).label("busy").acquire().await.expect("acquire");
+    // The waits run at the same time.
+    let timed = async |arguments: &[&str]| {
+        let start = Instant::now();
+        (run(&db, arguments).await, start.elapsed())
+    };
+    let (limited, coded, skipped, acquired, permitted) = tokio::join!(
+        timed(&["run", "-w", "5s", "job", "--", "echo", "it ran"]),
+        timed(&["run", "-w", "5s", "-E", "9", "job", "--", "echo", "it ran"]),
+        timed(&["run", "-w", "5s", "--skip-ok", "job", "--", "echo", "it ran"]),
+        timed(&["acquire", "job", "-w", "5s"]),
+        timed(&["run", "-w", "5s", "--permits", "1", "permits", "--", "echo", "it ran"]),
+    );
+    for (name, code, how, (ended, waited)) in [
+        ("job", 75, "-w 5s, which ran out", limited),
+        ("job", 9, "-w 5s -E 9", coded),
+        ("job", 0, "-w 5s --skip-ok", skipped),
+        ("job", 75, "acquire -w 5s", acquired),
+        ("permits", 75, "-w 5s --permits 1, which ran out", permitted),
     ] {
-        let arguments = [&["run"], options, &["job", "--", "echo", "it ran"]].concat();
-        let start = std::time::Instant::now();
-        let ended = table.add(code, how, run(&db, &arguments).await);
-        assert!(!options.contains(&"5s") || start.elapsed() >= Duration::from_secs(5), "it waits that long");
-        assert_eq!(ended.stdout, "");
-        assert!(ended.stderr.contains("\"job\" not obtained"), "{}", ended.stderr);
-        assert!(ended.stderr.contains("busy"), "it says who holds it: {}", ended.stderr);
+        assert!(waited >= Duration::from_secs(5), "{how}: it ended after {waited:?}");
+        assert_refused(name, &codes.add(code, how, ended));
     }
     for (code, options, how) in [
-        (75, &["-n"][..], "acquire -n"),
-        (75, &["-w", "5s"], "acquire -w 5s"),
-        (9, &["-n", "-E", "9"], "acquire -n -E 9"),
+        (75, &["-n"][..], "-n, and somebody else holds the name"),
+        (75, &["-w", "0"], "-w 0"),
+        (9, &["-n", "-E", "9"], "-n -E 9"),
+        (0, &["-n", "-E", "0"], "-n -E 0"),
+        (0, &["-n", "--skip-ok"], "-n --skip-ok"),
     ] {
-        let ended = table.add(code, how, run(&db, &[&["acquire", "job"], options].concat()).await);
-        assert_eq!(ended.stdout, "");
+        let arguments = [&["run"], options, &["job", "--", "echo", "it ran"]].concat();
+        assert_refused("job", &codes.add(code, how, run(&db, &arguments).await));
+    }
+    for (code, options, how) in [(75, &["-n"][..], "acquire -n"), (9, &["-n", "-E", "9"], "acquire -n -E 9")] {
+        let ended = run(&db, &[&["acquire", "job"], options].concat()).await;
+        assert_refused("job", &codes.add(code, how, ended));
     }
     lease.release().await.expect("ours to the end");
     run(&db, &["run", "-n", "job", "--", "true"]).await.expect(0);
 
-    let locks = beside(&db).await;
-    let permit = locks.semaphore("job", 2).ttl(LONG).acquire().await.expect("acquire");
     for (code, options, how) in [
         (75, &["-n"][..], "-n, and somebody has a permit"),
         (75, &["-n", "--permits", "1"], "-n --permits 1, and somebody has it"),
-        (75, &["-w", "5s", "--permits", "1"], "-w 5s --permits 1, which ran out"),
         (0, &["-n", "--permits", "2"], "-n --permits 2, and one of them is taken"),
     ] {
-        table.add(code, how, run(&db, &[&["run"], options, &["job", "--", "true"]].concat()).await);
+        codes.add(code, how, run(&db, &[&["run"], options, &["permits", "--", "true"]].concat()).await);
     }
     permit.release().await.expect("ours to the end");
     let alone = locks.lease("job").ttl(LONG).acquire().await.expect("acquire");
     let arguments = ["run", "-n", "--shared", "job", "--", "true"];
-    table.add(75, "-n --shared, and somebody holds the name alone", run(&db, &arguments).await);
+    codes.add(75, "-n --shared, and somebody holds the name alone", run(&db, &arguments).await);
     alone.release().await.expect("ours to the end");
-    table
+    codes.assert_are(&[0, 9, 75]);
 }
 
 // ---- 79
 
 #[tokio::test]
 async fn stale_token_is_refused_with_79() {
-    not_the_holder().await;
-}
-
-async fn not_the_holder() -> Table {
-    let (db, mut table) = (empty().await, Table::default());
+    let (db, mut codes) = (empty().await, ExitCodes::default());
     let locks = beside(&db).await;
     let earlier = locks.lease("job").acquire().await.expect("acquire");
     let old = earlier.token().to_string();
     earlier.release().await.expect("release");
     for verb in ["renew", "release", "unlock"] {
         let how = format!("{verb} with the token of a lease that was released");
-        let ended = table.add(79, &how, run(&db, &[verb, "job", "--token", &old]).await);
+        let ended = codes.add(79, &how, run(&db, &[verb, "job", "--token", &old]).await);
         assert!(ended.stderr.contains("it is free"), "{}", ended.stderr);
     }
     // No heartbeat moves its expiry.
@@ -443,44 +416,36 @@ async fn not_the_holder() -> Table {
     let before = held(&locks, "job").await.expect("held");
     for verb in ["renew", "release", "unlock"] {
         let how = format!("{verb} with the token of the holder before");
-        let ended = table.add(79, &how, run(&db, &[verb, "job", "--token", &old]).await);
+        let ended = codes.add(79, &how, run(&db, &[verb, "job", "--token", &old]).await);
         assert!(ended.stderr.contains("the next"), "it says who holds it now: {}", ended.stderr);
         assert_eq!(ended.stdout, "");
     }
     let after = held(&locks, "job").await.expect("held");
     assert_eq!((after.token, after.expires_at), (before.token, before.expires_at));
     lease.release().await.expect("ours to the end");
-    table
+    codes.assert_are(&[79]);
 }
 
 #[tokio::test]
 async fn unlock_stops_the_command_with_79() {
-    taken_away_by_an_operator().await;
-}
-
-async fn taken_away_by_an_operator() -> Table {
-    let (db, mut table) = (empty().await, Table::default());
+    let (db, mut codes) = (empty().await, ExitCodes::default());
     let script = "echo $SQLOCK_TOKEN; exec sleep 600";
     let mut holder = Running::start(sqlock(&db, &["run", "job", "--", "sh", "-c", script]));
     let token = holder.prints("").await;
     run(&db, &["unlock", "job", "--token", token.trim()]).await.expect(0);
     let how = "an operator unlocks the name while the command runs";
-    let ended = table.add(79, how, holder.end().await);
+    let ended = codes.add(79, how, holder.end().await);
     assert!(ended.stderr.contains("the command was stopped"), "{}", ended.stderr);
     // The command had the stdout of sqlock, whose end was read, so the command has ended.
     assert_eq!(held(&beside(&db).await, "job").await, None);
-    table
+    codes.assert_are(&[79]);
 }
 
 // ---- 130, 143
 
 #[tokio::test]
 async fn interrupted_waiter_leaves_nothing_behind() {
-    interrupted_while_waiting().await;
-}
-
-async fn interrupted_while_waiting() -> Table {
-    let mut table = Table::default();
+    let mut codes = ExitCodes::default();
     for (signal, sent, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143), (Signal::HUP, "HUP", 129)] {
         for verb in [&["run", "job", "--", "echo", "it ran"][..], &["acquire", "job"]] {
             let db = empty().await;
@@ -493,7 +458,7 @@ async fn interrupted_while_waiting() -> Table {
             let next = tokio::spawn(others.lease("job").ttl(LONG).acquire());
             waiter.signal(signal);
             let how = format!("{sent} while {} waits", verb[0]);
-            let ended = table.add(code, &how, waiter.end().await);
+            let ended = codes.add(code, &how, waiter.end().await);
             assert_eq!(ended.stdout, "", "nothing ran, and nothing was granted");
             assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
             lease.release().await.expect("ours to the end");
@@ -501,7 +466,7 @@ async fn interrupted_while_waiting() -> Table {
             next.release().await.expect("release");
         }
     }
-    table
+    codes.assert_are(&[129, 130, 143]);
 }
 
 /// With every limit, sqlock runs the command or names the missing resource.

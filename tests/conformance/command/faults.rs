@@ -17,7 +17,7 @@ use crate::DATABASE;
 use crate::support::command::run;
 use crate::support::command_fixture::{CommandFixture, Row, Run, now};
 use crate::support::server::PgBouncer;
-use crate::support::soon;
+use crate::support::{TestDatabase, renewed_twice, soon};
 
 /// A command that ignores TERM, and has children outside its process group.
 const DEFIANT: &str = r#"
@@ -319,8 +319,8 @@ async fn lease_works_behind_transaction_pooler() {
     let first = fixture.start(&["--ttl", "9", "a"], &script).up().await;
     let waiter = fixture.start(&["--ttl", "9", "a"], OBEDIENT);
     waiter.stderr.shows("waiting for").await;
-    // Longer than the TTL.
-    sleep(Duration::from_secs(11)).await;
+    let locks = TestDatabase::at(fixture.url().to_owned()).of_the_command().locks().await;
+    renewed_twice(&locks, "a").await;
     assert!(waiter.stdout.text().is_empty());
     first.order("go");
     first.end().await.expect(7);

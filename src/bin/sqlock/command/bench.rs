@@ -201,7 +201,8 @@ impl Bench {
 
     async fn renewals(&self) -> Result<f64, Failure> {
         const HELD: usize = 1000;
-        let ttl = Duration::from_secs(30);
+        // Longer than a measurement takes. The names are deleted afterwards.
+        let ttl = Duration::from_secs(600);
         let mut acquiring = JoinSet::new();
         for i in 0..HELD {
             acquiring.spawn(self.locks.lease(self.name(format_args!("held/{i}"))).ttl(ttl).renew(false).acquire());
