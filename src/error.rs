@@ -68,8 +68,8 @@ pub enum Error {
         cause: LossCause,
     },
 
-    /// The database did not answer, or not in time, or SQLite has no disk space. The holder of the
-    /// name is unknown.
+    /// The database did not answer, or not in time, or SQLite has no disk space. On SQLite also a
+    /// file that another connection keeps locked. The holder of the name is unknown.
     #[error("the database is unavailable while trying to {attempted}{}", unless_repeated(reason, source.as_ref()))]
     Unavailable {
         /// The operation that failed.

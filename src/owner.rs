@@ -17,9 +17,10 @@ tokio::task_local! {
 ///
 /// By default every lease has an owner of its own, so two leases exclude each other even within one
 /// task. Leases with the *same* owner re-enter instead: the second acquisition succeeds at once,
-/// the database counts it, and the name is free after the last release. Set the owner explicitly
-/// with [`LeaseRequest::owner`](crate::LeaseRequest::owner), also across processes (as text), or
-/// for all requests inside a future with [`Owner::scope`].
+/// and the name is free after the last release. Within one client, the client counts the leases of
+/// an owner; the database counts the clients. Set the owner explicitly with
+/// [`LeaseRequest::owner`](crate::LeaseRequest::owner), also across processes (as text), or for all
+/// requests inside a future with [`Owner::scope`].
 ///
 /// An owner is random, never a host name: two processes of one host are two owners.
 ///

@@ -48,6 +48,16 @@ impl Error {
     }
 
     /// Returns whether the same call may succeed later.
+    ///
+    /// `true` for [`Timeout`](Self::Timeout), [`Unavailable`](Self::Unavailable),
+    /// [`PoolExhausted`](Self::PoolExhausted), [conflicts](Self::is_conflict), and lock waits that
+    /// timed out. After the last two, run a transaction of your own again from its beginning. After
+    /// `Unavailable`, a write may have taken effect: read before you repeat a call that is no
+    /// acquisition.
+    ///
+    /// `false` for all others: after [`Lost`](Self::Lost), acquire again; after
+    /// [`Unknown`](Self::Unknown) and [`CommitUnknown`](Self::CommitUnknown), read first; after
+    /// [`Closed`](Self::Closed), a new client is needed.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Unavailable { .. } | Self::PoolExhausted { .. })
             || self.is_conflict()

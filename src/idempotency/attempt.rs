@@ -88,6 +88,9 @@ impl Attempt {
     /// the provider recognizes a repeated call, for as long as it keeps keys (Stripe: 24 hours).
     /// A later attempt at an older request must ask the provider for the charge instead.
     ///
+    /// A provider that stores refusals, as version 1 of Stripe's API does, answers the next attempt
+    /// with the first refusal: after a declined card, the client needs a new key.
+    ///
     /// The provider also mistakes a new request with a reused key for the old one. For clients that
     /// reuse keys, put a generation into the namespace or the step (`"charge/2026-11"`), the same
     /// in every attempt at a request.

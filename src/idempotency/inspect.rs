@@ -161,6 +161,9 @@ impl Idempotency {
     ///
     /// An attempt in progress is not stopped, but it can no longer store its result.
     ///
+    /// Nothing records who did this. For an unknown outcome use [`resolve`](Self::resolve) with
+    /// [`Resolution::failed`](crate::idempotency::Resolution::failed), which records the operator.
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidKey`](crate::Error::InvalidKey),

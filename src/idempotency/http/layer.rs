@@ -202,6 +202,10 @@ impl IdempotencyLayer {
     /// 417, 422, 428 and 431. The outcome of a request with any other error, or with another
     /// response that is not stored, is [unknown](super#outcome-unknown).
     ///
+    /// The next request with a key that is free again has the same [provider
+    /// key](crate::idempotency::Attempt::provider_key), so a provider that stores refusals answers
+    /// with the first refusal: after a declined card, the client needs a new key.
+    ///
     /// # Errors
     ///
     /// [`Error::NoRefusal`](crate::Error::NoRefusal) for a status outside 400 to 499, and for 408,

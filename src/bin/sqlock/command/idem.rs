@@ -135,6 +135,9 @@ fn parse_json(text: &str) -> Result<Box<RawValue>, String> {
 /// The record must be started or unknown, not done. The token, which "sqlock idem show" prints,
 /// names the attempt: a newer attempt is never released by mistake (exit code 79). A running
 /// attempt is not stopped, but cannot store its result any more.
+///
+/// Nothing records who did this. For an unknown outcome use "sqlock idem resolve --failed", which
+/// records the operator.
 #[derive(Args)]
 struct ReleaseArgs {
     #[command(flatten)]
