@@ -17,7 +17,7 @@
 //! | INFO | `reconnected to the database`, `heartbeats are answered again` | nothing |
 //! | INFO | `swept` | nothing |
 //! | INFO | `writing here from now on` | nothing; of several servers, this one is the writable one now |
-//! | INFO | `a lease on a majority has ended` | nothing; `max_hold` was reached |
+//! | INFO | `a lease on a majority has ended` | nothing; `max_hold` was reached, or the clients were shut down |
 //! | WARN | `a heartbeat is late`, `a heartbeat failed…` | look at the database and the network: leases are lost when the TTL has passed |
 //! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `it expired before it was renewed` after a pause or an outage, `it was taken over or evicted` by another client or an operator; `held` counts until the holder noticed |
 //! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |

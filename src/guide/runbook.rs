@@ -23,6 +23,7 @@
 //! | 12 | `took a name over from a dead holder`, `sqlock_taken_over_total` rises | [dead holders](#dead-holders) |
 //! | 13 | a later sqlock is to be rolled out, or [`Error::NewerSchema`] | [an upgrade](#an-upgrade) |
 //! | 14 | the database is to be restored from a copy | [a restore](#a-restore) |
+//! | 15 | sqlock is no longer used | [a removal](#a-removal) |
 //!
 //! # Late heartbeats
 //!
@@ -112,13 +113,19 @@
 //! [`Error::Access`] does not go away by itself: the password, the database, a right, the pooler or
 //! the server's role is wrong. [`Error::NotMigrated`]: `sqlock migrate`, with a user that may
 //! create tables (on SQLite `sqlock --same-file migrate`: without it, the command creates the
-//! tables for its own leases, in another file), or the statements of `sqlock schema` among your own migrations.
+//! tables for its own leases, in another file), or the statements of `sqlock schema` among your own
+//! migrations.
 //!
 //! # A failover
 //!
 //! Clients reconnect by themselves and look their leases up. An asynchronous replica may lack the
 //! last grants: these leases are lost, their holders are informed, and tokens still rise. See
-//! [`cluster`](super::cluster). The only task is to read the log for `lost a lease`.
+//! [`cluster`](super::cluster).
+//!
+//! Read the log for `lost a lease`, and look in `sqlock ls` for names that nobody works under: a
+//! release that the replica missed can keep a name until its client ends or `sqlock unlock` frees
+//! it. Results of requests with a key that the replica missed are gone: a repeated request runs
+//! again, and under a lease it calls the provider with the same key.
 //!
 //! # An unknown outcome
 //!
@@ -159,7 +166,10 @@
 //! The VERSION is in the last comment of what you have pasted before. Programs of the earlier
 //! release go on, and can be started again: migrations only add. [`Error::NewerSchema`] is the
 //! exception: a release that earlier ones cannot work with has migrated the database. Update the
-//! program that reports it.
+//! program that reports it. Only [`Locks::migrate`], `sqlock migrate` and `sqlock doctor` compare
+//! the record of migrations with the program. Running programs, and programs whose own migrations
+//! have the statements, do not notice: stop all programs of earlier releases before such a
+//! migration.
 //!
 //! # A restore
 //!
@@ -168,6 +178,39 @@
 //! the copy was made are gone, and their holders rely on them. Leases released since then are back,
 //! until their TTL has passed without a heartbeat. When you replace a SQLite file, also delete the
 //! files `-wal`, `-shm` and `-journal` beside the old file.
+//!
+//! Tokens still rise after a restore or a point-in-time recovery, unless the clock of the server is
+//! behind the latest token that was granted before: a token is the clock, or one more than the last
+//! token in the row if that is greater. Records of requests with a key are lost if they are later
+//! than the copy: a repeated request runs again.
+//!
+//! Keep the restored database of a [`Quorum`](crate::quorum::Quorum) out of reach of its clients
+//! until all leases that it may have lost have expired. [`Quorum::rejoin_after`] does this only if
+//! the server was started after the restore, and not on SQLite; the command does not set it.
+//!
+//! In a copy for tests, empty `sqlock_idem` first: [`resume`] there would call the provider.
+//!
+//! # A removal
+//!
+//! Stop all clients. Then drop the view and the tables:
+//!
+//! ```sql
+//! DROP VIEW IF EXISTS sqlock_holders;
+//! DROP TABLE IF EXISTS sqlock_client;
+//! DROP TABLE IF EXISTS sqlock_lease;
+//! DROP TABLE IF EXISTS sqlock_entry;
+//! DROP TABLE IF EXISTS sqlock_note;
+//! DROP TABLE IF EXISTS sqlock_row;              -- not on SQLite
+//! DROP TABLE IF EXISTS sqlock_idem;
+//! DROP TABLE IF EXISTS sqlock_idem_step;
+//! DROP TABLE IF EXISTS sqlock_idem_resolution;
+//! DROP TABLE IF EXISTS _sqlock_migrations;      -- the record of Locks::migrate and sqlock migrate
+//! ```
+//!
+//! Without `sqlock_idem`, used keys count as new. On SQLite, also delete the file `FILE-sqlock`, in
+//! which the command keeps leases, with its `-wal` and `-shm`, and the directory
+//! `FILE-sqlock-session` of session locks. The command's own SQLite file is in
+//! `$XDG_STATE_HOME/sqlock` (by default `~/.local/state/sqlock`).
 //!
 //! # A deployment
 //!
@@ -180,6 +223,8 @@
 //! [`Error::NewerSchema`]: crate::Error::NewerSchema
 //! [`Error::NotMigrated`]: crate::Error::NotMigrated
 //! [`Locks::drain`]: crate::Locks::drain
+//! [`Locks::migrate`]: crate::Locks::migrate
 //! [`Locks::sweeper`]: crate::Locks::sweeper
+//! [`Quorum::rejoin_after`]: crate::quorum::Quorum::rejoin_after
 //! [`max_hold`]: crate::LeaseRequest::max_hold
 //! [`resume`]: crate::idempotency::Idempotency::resume
