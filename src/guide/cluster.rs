@@ -24,7 +24,14 @@
 //!
 //! Where a grant can be lost, two clients can hold the name for a while: the new holder, and the
 //! old holder, whose grant the new primary does not have, until the new primary answers its
-//! heartbeat and the lease is looked up. Still guaranteed:
+//! heartbeat and the lease is looked up.
+//!
+//! Behind a proxy that changes servers without an error, as PgBouncer, RDS Proxy and ProxySQL can,
+//! no heartbeat fails and no lease is looked up: both clients rely on the name until the old holder
+//! releases it or fences a transaction. Use a fence, or connect past the proxy with [several
+//! URLs](#several-urls).
+//!
+//! Still guaranteed:
 //!
 //! - *Tokens rise.* A token is the database's clock if that is ahead of the last token, so the new
 //!   primary grants greater tokens than the old primary even without knowing them, as long as its

@@ -21,11 +21,22 @@
 //! - **Several names at once** are acquired in the order of their bytes. The request holds the
 //!   earlier ones idle while it waits for a later one.
 //! - **Asynchronous replicas.** After a failover to a replica that missed the last grants, the old
-//!   and a new holder can both rely on the name until the old holder's next heartbeat. Tokens still
-//!   rise. Use synchronous replication, or a fence; [`cluster`](super::cluster) has the details.
-//! - **Jumps of the database host's clock** by more than the TTL end leases early (forwards), or
-//!   make them outlast a crash (backwards). Holders measure with a clock that does not jump: they
-//!   may be wrong about the database, but fenced transactions are not.
+//!   and a new holder can both rely on the name until the old holder's next heartbeat. Behind a
+//!   proxy that changes servers without an error, as PgBouncer, RDS Proxy and ProxySQL can, no
+//!   heartbeat fails and no lease is looked up: both rely on the name until the old holder releases
+//!   it or fences a transaction. Tokens still rise. Use synchronous replication or a fence, and
+//!   connect past the proxy; [`cluster`](super::cluster) has the details.
+//! - **A transaction pooler is shared.** While other clients use all connections of a pool to the
+//!   server, heartbeats wait, and after the TTL all leases of the client are lost. PgBouncer has a
+//!   pool for each user and database: give sqlock [a user of its own](super::faq), or connect past
+//!   the pooler.
+//! - **Jumps of the database host's clock.** A jump forwards ends a lease without renewal
+//!   ([`renew(false)`](crate::LeaseRequest::renew), `sqlock acquire`, [an
+//!   export](crate::Lease::export)) early, by the length of the jump. It ends a renewed lease if it
+//!   is longer than the TTL less the age of the last heartbeat, which is about a second at most. A
+//!   jump backwards lets a lease outlast a crash by the length of the jump. Holders measure with a
+//!   clock that does not jump: they may be wrong about the database, but fenced transactions are
+//!   not. Slew the clock of the host, with chrony for instance, instead of stepping it.
 //! - **A database that is restored under running clients.** A copy that is restored in place has
 //!   the rows of the clients as they were, so the heartbeats show no change: a client relies on a
 //!   lease that the copy lacks, and another client can acquire the name. A lease that was released
@@ -37,6 +48,8 @@
 //!   acquired, renewed or released: keep transactions there far shorter than the TTL. All processes
 //!   must run on one host, and the file must not be on a network file system. A database in memory
 //!   is reached through the caller's pool; a long write transaction there delays heartbeats.
+//! - **SQLite has no server.** Its clock is that of the process that runs the statement, so all
+//!   processes must have one clock.
 //! - **A client lives on the tokio runtime that used it first**, as a pool does. When that runtime
 //!   has ended, calls fail with [`Error::Closed`](crate::Error::Closed).
 //! - **Hooks of the caller's pool are not applied.** The client's connections are made from the
@@ -54,6 +67,11 @@
 //! - **Locks of other programs on the tables of sqlock.** An acquisition that waits for such a lock
 //!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind
 //!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
+//! - **Old versions of rows on PostgreSQL** stay while a transaction is open for hours, or a
+//!   replication slot has an old `xmin`, as that of a standby with `hot_standby_feedback`. Names
+//!   that change hands often get slower then.
+//! - **Logical replication.** Leave the tables of sqlock out of publications: each client writes a
+//!   heartbeat at least every second while it holds or waits.
 //! - **Servers that speak the protocol of another one** are not tested. TiDB is refused, because it
 //!   accepts `FOR UPDATE SKIP LOCKED` and locks nothing.
 //! - **Triggers on the tables of sqlock** can suppress writes; `sqlock doctor` finds them. On
