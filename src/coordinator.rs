@@ -190,10 +190,11 @@ impl Coordinator {
                 if state.phase == Phase::Open {
                     state.phase = Phase::Draining;
                 }
-                let Some(waiter) = state.waiters.keys().next().copied() else {
+                // The first waiters of a name leave its queue first, which moves no other waiter.
+                let Some((waiter, waiting)) = state.waiters.pop_first() else {
                     return Input::Tick;
                 };
-                refused = state.waiters.remove(&waiter);
+                refused = Some(waiting);
                 Input::Cancel { waiter }
             };
             self.feed_with(drain, |_| ());

@@ -1,6 +1,6 @@
 //! The state of a coordinator.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::token::FencingToken;
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) next_waiter: u64,
-    pub(super) waiters: HashMap<WaiterId, WaitingCaller>,
+    pub(super) waiters: BTreeMap<WaiterId, WaitingCaller>,
     pub(super) signals: HashMap<LeaseId, Arc<LeaseSignals>>,
     /// The leases whose end is not reported yet.
     pub(super) unreported: HashMap<LeaseId, Hold>,
@@ -140,7 +140,7 @@ impl State {
         Self {
             engine,
             next_waiter: 0,
-            waiters: HashMap::new(),
+            waiters: BTreeMap::new(),
             signals: HashMap::new(),
             unreported: HashMap::new(),
             release_replies: HashMap::new(),

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
 
 use super::*;
 use crate::backend::memory::connection::MemoryBackend;
@@ -120,6 +121,31 @@ impl Operation for LoseConnection {
     }
 }
 
+/// Is answered when it is sent for the third time.
+#[derive(Clone, Default)]
+struct SilentTwice {
+    sent: Arc<Notify>,
+    count: Arc<AtomicUsize>,
+}
+
+impl Operation for SilentTwice {
+    type Output = ();
+
+    fn attempted(&self) -> &'static str {
+        "send a heartbeat"
+    }
+
+    fn run<'a>(&'a self, _: &'a mut dyn Store) -> StoreFuture<'a, ()> {
+        Box::pin(async {
+            self.sent.notify_one();
+            if self.count.fetch_add(1, Ordering::SeqCst) < 2 {
+                std::future::pending::<()>().await;
+            }
+            Ok(())
+        })
+    }
+}
+
 /// Is answered when the test allows it.
 #[derive(Clone, Default)]
 struct Slow {
@@ -215,4 +241,18 @@ async fn connection_older_than_the_heartbeats_is_not_used() {
     servers.heartbeats.add_permits(1);
     answered(beat).await;
     assert!(list(&executor).await.is_empty(), "the former primary was asked");
+}
+
+/// A lease with a short TTL is granted while a heartbeat is in flight.
+#[tokio::test(start_paused = true)]
+async fn heartbeat_sent_again_has_the_current_limit() {
+    let servers = Servers::new();
+    let executor = start(&servers);
+    let silent = SilentTwice::default();
+    let beat = submit_heartbeat(&executor, silent.clone());
+    silent.sent.notified().await;
+    let (start, limit) = (Instant::now(), Duration::from_millis(250));
+    executor.set_heartbeat_timeout(limit);
+    answered(beat).await;
+    assert!(start.elapsed() <= 3 * limit, "answered after {:?}", start.elapsed());
 }

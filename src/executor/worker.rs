@@ -193,7 +193,7 @@ impl Worker {
     /// Sends an operation once.
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), RequestError> {
         if self.connection.is_none() {
-            let within = CONNECT_TIMEOUT.min(task.attempts().answer_timeout.max(self.connect_timeout));
+            let within = CONNECT_TIMEOUT.min(self.answer_timeout(task).max(self.connect_timeout));
             let connecting = async {
                 loop {
                     self.suspicion.mark_unchanged();
@@ -229,14 +229,21 @@ impl Worker {
                 let _ = panics::caught(|| tracing::info!("reconnected to the database"));
             }
         }
+        let within = self.answer_timeout(task);
         let Some(connection) = &mut self.connection else {
             return Err(RequestError::Unconnected(None));
         };
         measure::count_statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
-        let within = task.attempts().answer_timeout;
         let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
         answered(within, suspicion, heartbeat_timeout, task.send(&mut *connection.store)).await
+    }
+
+    /// Returns how long the answer to an operation may take. A heartbeat that is sent again has the
+    /// current limit.
+    fn answer_timeout(&self, task: &mut dyn Pending) -> Duration {
+        let within = task.attempts().answer_timeout;
+        self.heartbeat_timeout.as_ref().map_or(within, |limit| within.min(*limit.borrow()))
     }
 
     /// Returns whether the connection may be dead or lead to a former primary.
