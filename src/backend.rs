@@ -5,6 +5,8 @@
 //! answer was lost.
 
 pub(crate) mod admin;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod connect_options;
 pub(crate) mod dialect;
 #[cfg(test)]
 #[allow(clippy::expect_used, clippy::panic, clippy::print_stdout, dead_code, reason = "tests")]
@@ -158,8 +160,8 @@ macro_rules! pool {
         impl DatabasePool for sqlx::$pool {}
     };
 }
-pool!("postgres", PgPool, Postgres, |pool| postgres::PostgresBackend::new(&pool));
-pool!("mysql", MySqlPool, MySql, |pool| mysql::MySqlBackend::new(&pool));
+pool!("postgres", PgPool, Postgres, postgres::PostgresBackend::new);
+pool!("mysql", MySqlPool, MySql, mysql::MySqlBackend::new);
 pool!("sqlite", SqlitePool, Sqlite, sqlite::SqliteBackend::new);
 
 /// The kinds of database.

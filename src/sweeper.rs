@@ -131,8 +131,19 @@ impl Sweeper {
     }
 }
 
-/// Sweeps all names, range by range, and then the records.
+/// Sweeps all names, and then the records, also when a range of names cannot be swept.
 async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<u64> {
+    let names = sweep_names(client, retention, limit).await;
+    let records = purge_records(client, limit).await;
+    let purged = names? + records?;
+    if measure::IS_ON {
+        measure_oldest_unknown(client).await;
+    }
+    Ok(purged)
+}
+
+/// Sweeps all names, range by range.
+async fn sweep_names(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<u64> {
     let mut range = SweepRange { after: String::new(), limit, retention };
     let mut purged = 0;
     loop {
@@ -149,10 +160,6 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
             }
             None => break,
         }
-    }
-    purged += purge_records(client, limit).await?;
-    if measure::IS_ON {
-        measure_oldest_unknown(client).await;
     }
     Ok(purged)
 }

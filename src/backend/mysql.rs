@@ -36,6 +36,7 @@ use tokio::time::timeout;
 
 use self::script::Sending;
 use self::store::Flavor;
+use super::connect_options::OptionsSource;
 use super::dialect::Column;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
@@ -54,26 +55,31 @@ use crate::schema;
 
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct MySqlBackend {
-    options: Arc<MySqlConnectOptions>,
+    options: OptionsSource<MySql>,
     /// Whether the last server was a node of a Galera cluster.
     on_galera: AtomicBool,
 }
 
 impl MySqlBackend {
-    pub(crate) fn new(pool: &MySqlPool) -> Self {
-        Self::from_options(pool.connect_options())
+    pub(crate) fn new(pool: MySqlPool) -> Self {
+        Self::with_options(OptionsSource::Pool(pool))
     }
 
     pub(crate) fn from_options(options: Arc<MySqlConnectOptions>) -> Self {
+        Self::with_options(OptionsSource::Url(options))
+    }
+
+    fn with_options(options: OptionsSource<MySql>) -> Self {
         Self { options, on_galera: AtomicBool::new(false) }
     }
 }
 
 impl Backend for MySqlBackend {
     fn address(&self) -> String {
-        match self.options.get_socket() {
+        let options = self.options.current();
+        match options.get_socket() {
             Some(socket) => socket.display().to_string(),
-            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
+            None => format!("{}:{}", options.get_host(), options.get_port()),
         }
     }
 
@@ -83,7 +89,7 @@ impl Backend for MySqlBackend {
 
     fn connect(&self) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
-            let mut conn = (*self.options).clone().disable_statement_logging().connect().await?;
+            let mut conn = self.options.without_logging().connect().await?;
             let ServerInfo { flavor, version, is_read_only, may_be_galera, is_in_group } = configure(&mut conn).await?;
             // https://github.com/pingcap/tidb/issues/69720
             if version.contains("TiDB") {
@@ -125,7 +131,7 @@ impl Backend for MySqlBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            schema::check_connection(&*self.options, CONNECT_TIMEOUT).await?;
+            schema::check_connection(&*self.options.current(), CONNECT_TIMEOUT).await?;
             // A user with the right to write on a replica must not create tables there alone.
             let checked = self.connect().await.map_err(schema::connect_error)?;
             let _ = timeout(CONNECT_TIMEOUT, checked.close()).await;
@@ -138,7 +144,7 @@ impl Backend for MySqlBackend {
                         conn.execute("SET SESSION lock_wait_timeout = DEFAULT").await.map(drop)
                     })
                 })
-                .connect_with((*self.options).clone())
+                .connect_with((*self.options.current()).clone())
                 .await
                 .map_err(schema::connect_error)?;
             let mut migrated = schema::migrate(&one, schema::MYSQL).await;
@@ -154,11 +160,11 @@ impl Backend for MySqlBackend {
     }
 
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
-        Box::pin(session::open(&self.options))
+        Box::pin(async move { session::open(&self.options.current()).await })
     }
 
     fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
-        Box::pin(session::holders(&self.options, name))
+        Box::pin(async move { session::holders(&self.options.current(), name).await })
     }
 }
 

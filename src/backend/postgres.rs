@@ -34,6 +34,7 @@ use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
 use self::listener::{StoreConnection, Upgrade, may_refuse_settings};
 use self::settings::{Settings, started_at};
+use super::connect_options::OptionsSource;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
 use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
@@ -62,7 +63,7 @@ const SETTINGS: [(&str, &str); 3] = [
 
 /// The backend on connections made like those of the caller's pool.
 pub(crate) struct PostgresBackend {
-    options: Arc<PgConnectOptions>,
+    options: OptionsSource<Postgres>,
     /// A commit must reach a second server.
     synchronous: bool,
     /// `false`: a pooler refused a setting in the startup packet.
@@ -72,25 +73,29 @@ pub(crate) struct PostgresBackend {
 }
 
 impl PostgresBackend {
-    pub(crate) fn new(pool: &PgPool) -> Self {
-        Self::from_options(pool.connect_options())
+    pub(crate) fn new(pool: PgPool) -> Self {
+        Self::with_options(OptionsSource::Pool(pool))
     }
 
     pub(crate) fn from_options(options: Arc<PgConnectOptions>) -> Self {
+        Self::with_options(OptionsSource::Url(options))
+    }
+
+    fn with_options(options: OptionsSource<Postgres>) -> Self {
         let (accepts_settings, can_listen) = (AtomicBool::new(true), Arc::new(AtomicBool::new(true)));
         Self { options, synchronous: false, accepts_settings, can_listen }
     }
 
     /// Returns the options of the connections of this crate.
     fn own_options(&self) -> PgConnectOptions {
-        let options = (*self.options).clone().disable_statement_logging();
+        let options = self.options.without_logging();
         if self.accepts_settings.load(Ordering::Relaxed) { options.options(SETTINGS) } else { options }
     }
 
     async fn open(&self) -> Result<PostgresStore, sqlx::Error> {
         let mut conn = match self.own_options().connect().await {
             Err(sqlx::Error::Database(error)) if may_refuse_settings(&*error) => {
-                let conn = (*self.options).clone().disable_statement_logging().connect().await?;
+                let conn = self.options.without_logging().connect().await?;
                 self.accepts_settings.store(false, Ordering::Relaxed);
                 self.can_listen.store(false, Ordering::Relaxed);
                 conn
@@ -104,11 +109,12 @@ impl PostgresBackend {
 
 impl Backend for PostgresBackend {
     fn address(&self) -> String {
-        let port = self.options.get_port();
-        match self.options.get_socket() {
+        let options = self.options.current();
+        let port = options.get_port();
+        match options.get_socket() {
             // The port is a part of the file's name.
             Some(directory) => format!("{}:{port}", directory.display()),
-            None => format!("{}:{port}", self.options.get_host()),
+            None => format!("{}:{port}", options.get_host()),
         }
     }
 
@@ -125,12 +131,11 @@ impl Backend for PostgresBackend {
         self.can_listen.load(Ordering::Relaxed)
     }
 
-    /// Listens even while the client waits for no name, because this costs the server nothing.
-    fn connect_for_heartbeats(&self, _is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
+    fn connect_for_heartbeats(&self, is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
         Box::pin(async move {
             let store = self.open().await?;
             let (options, can_listen) = (self.own_options(), Arc::clone(&self.can_listen));
-            let upgrade = Some(Upgrade { options, can_listen, client: None });
+            let upgrade = Some(Upgrade { options, can_listen, is_waiting, client: None });
             Ok(Box::new(PostgresStore { upgrade, ..store }) as Box<dyn Store>)
         })
     }
@@ -145,10 +150,10 @@ impl Backend for PostgresBackend {
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            schema::check_connection(&*self.options, CONNECT_TIMEOUT).await?;
+            schema::check_connection(&*self.options.current(), CONNECT_TIMEOUT).await?;
             let one = PgPoolOptions::new()
                 .max_connections(1)
-                .connect_with((*self.options).clone())
+                .connect_with((*self.options.current()).clone())
                 .await
                 .map_err(schema::connect_error)?;
             let migrated = schema::migrate_in_transaction(&one, schema::POSTGRES, &MIGRATION_SETTINGS).await;
@@ -158,11 +163,11 @@ impl Backend for PostgresBackend {
     }
 
     fn open_session_locks(&self) -> BoxFuture<'_, Result<Box<dyn SessionLocks>>> {
-        Box::pin(session::open(&self.options))
+        Box::pin(async move { session::open(&self.options.current()).await })
     }
 
     fn session_holders<'a>(&'a self, name: &'a LockName) -> BoxFuture<'a, Result<Vec<SessionHolder>>> {
-        Box::pin(session::holders(&self.options, name))
+        Box::pin(async move { session::holders(&self.options.current(), name).await })
     }
 }
 

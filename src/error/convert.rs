@@ -20,7 +20,7 @@ impl Error {
                 reason: "another connection is writing to the SQLite file".into(),
                 source: Some(source),
             },
-            Fault::RolledBack | Fault::Blocked | Fault::Race | Fault::ReadOnly | Fault::Final => {
+            Fault::RolledBack | Fault::Blocked | Fault::Cancelled | Fault::Race | Fault::ReadOnly | Fault::Final => {
                 Self::Database { attempted, source }
             }
         }

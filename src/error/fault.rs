@@ -17,6 +17,8 @@ pub(crate) enum Fault {
     RolledBack,
     /// The wait for another transaction's lock timed out. The statement may be sent again.
     Blocked,
+    /// The server cancelled the statement, as after `statement_timeout`. Nothing was done.
+    Cancelled,
     /// Another process created the same table, or recorded the same migration, first.
     Race,
     /// The table does not exist.
@@ -121,6 +123,8 @@ impl Fault {
             "40001" | "40P01" => Self::RolledBack,
             // lock_not_available.
             "55P03" => Self::Blocked,
+            // query_canceled.
+            "57014" => Self::Cancelled,
             // unique_violation, duplicate_table, duplicate_object; XX000 is "tuple concurrently
             // updated".
             "23505" | "42P07" | "42710" | "XX000" => Self::Race,
@@ -137,14 +141,19 @@ impl Fault {
     fn from_mysql(number: u16) -> Self {
         match number {
             // Server shutdown in progress, connection killed, client was disconnected by the server
-            // because of inactivity; error during COMMIT (a Galera node has lost its cluster: the
-            // others may have it or not).
-            1053 | 1927 | 3169 | 4031 | 1180 => Self::ConnectionLost,
+            // because of inactivity, server in offline mode; error during COMMIT (a Galera node has
+            // lost its cluster: the others may have it or not).
+            1053 | 1927 | 3169 | 4031 | 3032 | 1180 => Self::ConnectionLost,
+            // A proxy passes on an error of its own client library, such as 2013, or one of ProxySQL:
+            // it has lost its server, which may have executed the statement.
+            2000..=2999 | 9000..=9999 => Self::ConnectionLost,
             // The server runs with --read-only (or another option that forbids the statement), the
             // transaction is read-only, the server is read-only, InnoDB is read-only; a Galera node
             // has no cluster ("has not yet prepared node for application use").
             1290 | 1792 | 1836 | 1874 | 1047 => Self::ReadOnly,
-            1040 | 1203 | 1226 => Self::Exhausted,
+            // Too many connections (three limits), no thread, too many prepared statements, disk full,
+            // table full, out of memory (two).
+            1040 | 1203 | 1226 | 1135 | 1461 | 1021 | 1114 | 1037 | 1041 => Self::Exhausted,
             // Deadlock (on Galera also another node's commit), record has changed since last read,
             // rolled back during commit (Group Replication, for another member's commit).
             1213 | 1020 | 3101 => Self::RolledBack,
@@ -291,6 +300,14 @@ mod tests {
     fn each_kind_of_read_only_server_is_recognized() {
         for number in [1290, 1792, 1836, 1874] {
             assert_eq!(Fault::from_mysql(number), Fault::ReadOnly, "{number}");
+        }
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn proxy_that_has_lost_its_server_is_no_refusal() {
+        for number in [2003, 2013, 9001] {
+            assert_eq!(Fault::from_mysql(number), Fault::ConnectionLost, "{number}");
         }
     }
 

@@ -23,6 +23,8 @@ impl RequestError {
                 // The server was writable when the connection was opened. A writable server may
                 // exist by now, at this address or another.
                 Fault::ReadOnly => Fault::ConnectionLost,
+                // The statements of this crate are short: the cancelled one has waited for a lock.
+                Fault::Cancelled => Fault::Blocked,
                 fault => fault,
             },
             Self::NoAnswer { .. } | Self::Unconnected(None) => Fault::ConnectionLost,

@@ -13,8 +13,10 @@ use sqlx::sqlite::SqlitePoolOptions;
 use tokio::task::JoinSet;
 
 use super::connection_counter::ConnectionCounter;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::network::behind_a_proxy;
 use crate::DATABASE;
-use crate::support::{Database, LONG, builder, fresh, soon};
+use crate::support::{Database, LONG, builder, connect, fresh, soon};
 
 #[tokio::test]
 async fn leases_survive_a_fully_used_application_pool() {
@@ -264,4 +266,29 @@ async fn closed(counter: &ConnectionCounter) {
         }
     })
     .await;
+}
+
+/// As after a new password, or the address of a new server.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+#[tokio::test]
+async fn new_connect_options_of_the_pool_are_used() {
+    if DATABASE == Database::Sqlite {
+        return;
+    }
+    let db = fresh().await;
+    let ((first, first_url), (second, second_url)) = (behind_a_proxy(&db.url), behind_a_proxy(&db.url));
+    let pool = connect(&first_url, 1).await;
+    let locks = builder(pool.clone()).build();
+    let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
+    pool.set_connect_options(second_url.parse().expect("a URL"));
+    first.refuse();
+    let reconnected = async {
+        while second.connections() == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("a connection with the new options", reconnected).await;
+    let other = soon("the grant", locks.lease("b").acquire()).await.expect("acquire");
+    other.release().await.expect("release");
+    lease.release().await.expect("the lease was held to the end");
 }

@@ -14,6 +14,8 @@ use crate::DATABASE;
 use crate::conformance::network::behind_a_reading_proxy;
 use crate::support::{builder, connect, fresh, fresh_on, soon};
 
+const LISTENS: &str = "SELECT coalesce(bool_or(listens), false) FROM sqlock_client";
+
 /// Waits until a query returns true.
 async fn until_query(what: &str, pool: &PgPool, query: &'static str) {
     let holds = async {
@@ -24,7 +26,8 @@ async fn until_query(what: &str, pool: &PgPool, query: &'static str) {
     soon(what, holds).await;
 }
 
-/// A waiting client listens, and a release that hands the name over notifies that client only.
+/// A client that waits listens, and one that only holds does not. A release that hands the name over
+/// notifies the client that waits.
 #[tokio::test]
 async fn release_notifies_the_client_that_is_next() {
     let db = fresh().await;
@@ -32,27 +35,18 @@ async fn release_notifies_the_client_that_is_next() {
     let pool = connect(&db.url, 2).await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
     let next = tokio::spawn(waiter.lease("a").acquire());
-    // Both clients beat, and listen after their first heartbeat.
-    let listening = async {
-        loop {
-            let clients: Vec<String> = sqlx::query_scalar("SELECT id FROM sqlock_client WHERE listens")
-                .fetch_all(&pool)
-                .await
-                .expect("clients");
-            if clients.len() == 2 {
-                return clients;
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let clients = soon("two clients that listen", listening).await;
+    until_query("a client that listens", &pool, LISTENS).await;
+    let clients: Vec<(String, bool)> =
+        sqlx::query_as("SELECT id, listens FROM sqlock_client").fetch_all(&pool).await.expect("clients");
     let waits = "
         SELECT e.client, e.id, c.notice
           FROM sqlock_entry AS e JOIN sqlock_client AS c ON c.id = e.client
          WHERE e.name = 'a' AND e.token = 0";
     let (client, id, notice): (String, String, i64) = sqlx::query_as(waits).fetch_one(&pool).await.expect("an entry");
     let mut listener = PgListener::connect_with(&pool).await.expect("a listener");
-    let channels: Vec<String> = clients.iter().map(|client| format!("sqlock_{client}")).collect();
+    let listening = clients.iter().filter(|(_, listens)| *listens).map(|(id, _)| id.as_str());
+    assert_eq!((clients.len(), listening.collect::<Vec<_>>()), (2, vec![client.as_str()]));
+    let channels: Vec<String> = clients.iter().map(|(client, _)| format!("sqlock_{client}")).collect();
     listener.listen_all(channels.iter().map(String::as_str)).await.expect("listen");
     lease.release().await.expect("release");
     let heard = soon("the notification", listener.recv()).await.expect("connected");
@@ -110,7 +104,12 @@ async fn client_listens_after(refuse: &str, allow: &str) {
     };
     soon("a refused connection", refused).await;
     run(allow.replace("{}", &database)).await;
-    until_query("a client that listens", &pool, "SELECT bool_or(listens) FROM sqlock_client").await;
+    let rival = db.locks().await;
+    let theirs = soon("the lease", rival.lease("b").acquire()).await.expect("acquire");
+    let waits = tokio::spawn(locks.lease("b").acquire());
+    until_query("a client that listens", &pool, LISTENS).await;
+    theirs.release().await.expect("release");
+    soon("the grant", waits).await.expect("no panic").expect("acquire").release().await.expect("release");
     lease.release().await.expect("the lease was held to the end");
     run(format!("DROP DATABASE {database} WITH (FORCE)")).await;
     run(format!("DROP ROLE {database}")).await;
@@ -126,7 +125,11 @@ async fn client_listens_over_a_slow_network() {
     let lease = locks.lease("a").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
     proxy.delay_replies(Duration::from_millis(150));
     let pool = connect(&db.url, 1).await;
-    until_query("a client that listens", &pool, "SELECT coalesce(bool_or(listens), false) FROM sqlock_client").await;
+    let theirs = db.locks().await.lease("b").acquire().await.expect("acquire");
+    let waits = tokio::spawn(locks.lease("b").acquire());
+    until_query("a client that listens", &pool, LISTENS).await;
+    theirs.release().await.expect("release");
+    soon("the grant", waits).await.expect("no panic").expect("acquire").release().await.expect("release");
     lease.release().await.expect("the lease was held to the end");
 }
 
@@ -148,4 +151,23 @@ async fn statement_waits_for_no_lock_after_its_caller() {
     stranger.rollback().await.expect("rollback");
     let lease = soon("the lease", locks.lease("a").acquire()).await.expect("acquire");
     lease.release().await.expect("the lease was held to the end");
+}
+
+/// `statement_timeout` cancels the statement that adds the entry of the waiter.
+#[tokio::test]
+async fn cancelled_statement_is_sent_again() {
+    let db = fresh().await;
+    let pool = connect(&db.url, 2).await;
+    // The search path is in the option that is there already.
+    let url = format!("{}%20-cstatement_timeout%3D300", db.url);
+    let (ours, theirs) = (db.locks().await, builder(connect(&url, 1).await).build());
+    let lease = ours.lease("a").acquire().await.expect("acquire");
+    let mut stranger = pool.begin().await.expect("begin");
+    sqlx::query("SELECT FROM sqlock_lease FOR UPDATE").execute(&mut *stranger).await.expect("a row lock");
+    let waits = tokio::spawn(theirs.lease("a").acquire());
+    sleep(Duration::from_millis(1_500)).await;
+    assert!(!waits.is_finished(), "refused: {:?}", waits.await);
+    stranger.rollback().await.expect("rollback");
+    lease.release().await.expect("release");
+    soon("the grant", waits).await.expect("no panic").expect("acquire").release().await.expect("release");
 }

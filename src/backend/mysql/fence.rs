@@ -61,7 +61,9 @@ pub(super) async fn fence(conn: &mut MySqlConnection, check: &FenceCheck) -> Res
 //
 // With LIMIT, a derived table is read on its own, before the table that is joined to it. A scalar
 // subquery without a row would be NULL, and MariaDB looks that up as an empty text, and locks the
-// gap there. Bind order: name, id, token, id, token, name, id, token, id, token.
+// gap there. In the sql_mode EMPTY_STRING_IS_NULL of MariaDB, which the caller's session may have,
+// '' is NULL and differs from nothing. Bind order: name, id, token, id, token, name, id, token, id,
+// token.
 #[rustfmt::skip]
 const FENCE: &str = "
 SAVEPOINT sqlock_fence;
@@ -76,9 +78,9 @@ RELEASE SAVEPOINT sqlock_fence;
    FROM (SELECT s.name
            FROM (SELECT name FROM sqlock_lease WHERE name = ? AND id = 'entries' LIMIT 1) AS shared
            STRAIGHT_JOIN sqlock_entry AS s ON s.name = shared.name
-          WHERE s.id = ? AND s.token = ? AND s.owner <> '' LIMIT 1) AS seen
+          WHERE s.id = ? AND s.token = ? AND CHAR_LENGTH(s.owner) > 0 LIMIT 1) AS seen
    STRAIGHT_JOIN sqlock_entry AS e ON e.name = seen.name
-  WHERE e.id = ? AND e.token = ? AND e.owner <> ''
+  WHERE e.id = ? AND e.token = ? AND CHAR_LENGTH(e.owner) > 0
    LOCK IN SHARE MODE)";
 
 // A locking read returns the latest rows, not the snapshot. Each half reads a range of one key: at
@@ -93,7 +95,7 @@ const PRESENT: &str = "
    /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT)
  UNION ALL
 (SELECT 1 FROM sqlock_entry AS e FORCE INDEX (PRIMARY)
-  WHERE e.name = ? AND e.id >= ? AND e.id < ? AND e.token = ? AND e.owner <> ''
+  WHERE e.name = ? AND e.id >= ? AND e.id < ? AND e.token = ? AND CHAR_LENGTH(e.owner) > 0
    /*M! LOCK IN SHARE MODE */ /*!80001 FOR SHARE */ NOWAIT)";
 
 /// Fences a transaction where all writers of the row see its lock.
@@ -140,7 +142,7 @@ const WRITE_LEASE: &str = "UPDATE sqlock_lease SET expires_at = expires_at + 1 W
 #[rustfmt::skip]
 const LOCK_ENTRY: &str = "
 SELECT CAST(EXISTS (SELECT 1 FROM sqlock_entry AS s WHERE s.name = e.name AND s.id = e.id AND s.token = e.token) AS SIGNED)
-  FROM sqlock_entry AS e WHERE e.name = ? AND e.id = ? AND e.token = ? AND e.owner <> ''
+  FROM sqlock_entry AS e WHERE e.name = ? AND e.id = ? AND e.token = ? AND CHAR_LENGTH(e.owner) > 0
    FOR UPDATE";
 // Bind order: name, id, token.
 const WRITE_ENTRY: &str = "UPDATE sqlock_entry SET expires_at = expires_at + 1 WHERE name = ? AND id = ? AND token = ?";

@@ -209,6 +209,7 @@ mod tests {
             (SWEEP_ENTRIES, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
             (SWEEP, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
             (SWEEP_ROWS, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
+            (note::SWEEP, "'a/', 'a0'", ["name > $1", "name <= $2"], 1),
         ] {
             let steps = plan(&mut conn, sql, arguments).await;
             let is_range =

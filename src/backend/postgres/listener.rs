@@ -18,7 +18,7 @@ use sqlx::{Acquire as _, ConnectOptions as _, Connection as _, PgConnection, PgP
 use uuid::Uuid;
 
 use super::settings::started_at;
-use crate::backend::BoxFuture;
+use crate::backend::{BoxFuture, IsWaiting};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_TIMEOUT;
 use crate::protocol::{ClientId, Granted, Notification};
@@ -48,6 +48,7 @@ pub(super) struct Upgrade {
     pub(super) options: PgConnectOptions,
     /// `false`: a session was found to be shared.
     pub(super) can_listen: Arc<AtomicBool>,
+    pub(super) is_waiting: IsWaiting,
     /// The client whose heartbeat was answered.
     pub(super) client: Option<ClientId>,
 }
@@ -89,8 +90,8 @@ impl StoreConnection {
         }
     }
 
-    /// Waits for the next grant. A plain connection begins to listen after its first answered
-    /// heartbeat.
+    /// Waits for the next grant. A plain connection is replaced after its first answered heartbeat,
+    /// and the new one listens when the client waits for a name.
     ///
     /// If the future is dropped meanwhile, the next statement waits until the plain connection is
     /// replaced, and interrupts all other steps.
@@ -121,6 +122,11 @@ impl StoreConnection {
             return std::future::pending().await;
         };
         if listener.state == ListenerState::Connected {
+            // A notification wakes each session of the database that listens, for any channel, so a
+            // client that has never waited does not listen.
+            if upgrade.is_waiting.clone().wait_for(|is_waiting| *is_waiting).await.is_err() {
+                return std::future::pending().await;
+            }
             listener.listen(client).await?;
         }
         if listener.state == ListenerState::Shared {

@@ -49,16 +49,18 @@ pub(super) async fn read(conn: &mut Connection<'_>, name: &LockName) -> Result<O
     row.map(|row| row.text("note")).transpose()
 }
 
-// $1 the name before the first, $2 the last name, or NULL.
-const SWEEP: &str = concat!(
-    "
-DELETE FROM sqlock_note AS n
- WHERE n.name > $1 AND ($2::text IS NULL OR n.name <= $2)",
-    is_former!()
-);
+// $1 the name before the first, $2 the last name.
+pub(super) const SWEEP: &str = concat!("DELETE FROM sqlock_note AS n WHERE n.name > $1 AND n.name <= $2", is_former!());
+
+// $1 the name before the first.
+const SWEEP_REST: &str = concat!("DELETE FROM sqlock_note AS n WHERE n.name > $1", is_former!());
 
 /// Deletes the notes of former holders, except the latest note of each name.
 pub(super) async fn sweep(conn: &mut Connection<'_>, after: &str, last: Option<&str>) -> Result<(), sqlx::Error> {
-    conn.rows(sqlx::query(SWEEP).bind(after).bind(last)).await?;
+    let query = match last {
+        Some(last) => sqlx::query(SWEEP).bind(after).bind(last),
+        None => sqlx::query(SWEEP_REST).bind(after),
+    };
+    conn.rows(query).await?;
     Ok(())
 }

@@ -106,7 +106,18 @@ impl Settings {
             TransactionMode::Durable => concat!(begin!(), "; SET LOCAL synchronous_commit = on"),
             TransactionMode::AsConfigured => begin!(),
         };
-        connection.execute(begin).await.map(drop)
+        match connection.execute(begin).await {
+            Ok(_) => Ok(()),
+            // feature_not_supported: READ WRITE on a server that has become a standby.
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("0A000") => {
+                Err(not_writable("the server has become a standby, which cannot be written".into()))
+            }
+            Err(error) => {
+                // The transaction may have begun before a later statement failed.
+                let _ = connection.execute("ROLLBACK").await;
+                Err(error)
+            }
+        }
     }
 
     /// Ends the transaction that [`begin`](Self::begin) has begun, if any, and returns the result

@@ -236,7 +236,7 @@ async fn check_pooler(
     comment: &str,
 ) -> Result<Check, Error> {
     let check = Check::new("pooler");
-    let advice = "Leases work if the proxy sends no reads to replicas. Session locks need a direct connection to the server: \
+    let advice = "Leases need one session of the server for each connection, and no reads from replicas. Session locks need a direct connection to the server: \
                   bypass the proxy for them.";
     if let Some(proxy) = ["ProxySQL", "MaxScale"].iter().find(|proxy| comment.contains(**proxy)) {
         return Ok(check.warn(format!("it calls itself {proxy}"), advice));
