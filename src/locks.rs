@@ -34,8 +34,10 @@ pub use builder::LocksBuilder;
 /// locks](Self::session) live on one more connection, which is open only while there are any
 /// (opening it takes a second one on PostgreSQL). Hooks of the pool, such as `after_connect`, do
 /// not run on these connections: put required settings, such as a `search_path`, into the connect
-/// options. A SQLite database in memory exists in the pool's own connections only, so the client
-/// borrows one for each statement.
+/// options. On PostgreSQL and MySQL, later connections have the options of
+/// [`Pool::set_connect_options`](sqlx::Pool::set_connect_options), such as a new password. A SQLite
+/// database in memory exists in the pool's own connections only, so the client borrows one for each
+/// statement.
 ///
 /// Like a pool, a client belongs to the tokio runtime on which it is first used; after the end of
 /// that runtime, calls fail with [`Error::Closed`](crate::Error::Closed). Outside of a runtime, its

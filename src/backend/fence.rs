@@ -10,6 +10,13 @@ pub trait Fence: sqlx::Database {
 
     /// Checks a holding and keeps it from ending until the transaction ends.
     fn fence<'a>(conn: &'a mut Self::Connection, check: &'a FenceCheck) -> StoreFuture<'a, FenceOutcome>;
+
+    /// Returns whether a holding that the database has is newer than the snapshot of the
+    /// transaction, after [`FenceOutcome::Superseded`]. Otherwise the transaction belongs to another
+    /// database.
+    fn is_newer<'a>(_: &'a mut Self::Connection, _: &'a FenceCheck) -> StoreFuture<'a, bool> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
 }
 
 /// The holding to check, as in its row.
@@ -28,7 +35,7 @@ pub struct FenceCheck {
 pub enum FenceOutcome {
     /// The holding lasts until the transaction ends.
     Fenced,
-    /// The holding has ended.
+    /// The transaction sees no such holding.
     Superseded,
     /// The snapshot of the transaction is older than the holding.
     StaleSnapshot,

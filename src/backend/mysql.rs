@@ -346,4 +346,8 @@ impl Fence for MySql {
     fn fence<'a>(conn: &'a mut MySqlConnection, check: &'a FenceCheck) -> StoreFuture<'a, FenceOutcome> {
         Box::pin(fence::fence(conn, check))
     }
+
+    fn is_newer<'a>(conn: &'a mut MySqlConnection, check: &'a FenceCheck) -> StoreFuture<'a, bool> {
+        Box::pin(fence::is_newer(conn, check))
+    }
 }

@@ -11,7 +11,7 @@
 //! | PostgreSQL, a synchronous standby, and [`synchronous`] | the standby is promoted; leases go on there | no acknowledged commit | none |
 //! | PostgreSQL, an asynchronous standby | likewise | the last grants before the loss | those |
 //! | MySQL or MariaDB, a replica | likewise | likewise, and more if it lags | those |
-//! | MariaDB Galera | the others go on, after some seconds | no acknowledged commit | none; no [session locks](crate::session::SessionLock) |
+//! | MariaDB Galera | the others go on, after some seconds | no acknowledged commit | none [while the clocks agree](#galera); no [session locks](crate::session::SessionLock) |
 //! | several independent servers, [`Quorum`](crate::quorum::Quorum) | a minority may be lost | nothing | none |
 //!
 //! **Choose** one server until you cannot wait for its return; then the cluster that has your data
@@ -119,7 +119,12 @@
 //! All nodes accept writes. Of two clients that acquire a name on two nodes at the same
 //! time, one fails to commit and asks again by itself; so contention between nodes is slow, and all
 //! clients should use one node and fail over to the others. Fences are writes there (nodes do not
-//! see each other's locks), with three consequences:
+//! see each other's locks), with three consequences below.
+//!
+//! Each node compares the expiry of a lease with its own clock. A holder that is cut off counts its
+//! lease as ended earlier than its node does: by 310 ms for a TTL of 30 seconds, by 60 ms for one of
+//! 5 seconds. If the clocks of two nodes differ by more, a client on the other node can acquire the
+//! name before. Keep the clocks together, with chrony for instance. The consequences of fences:
 //!
 //! - A new holder does not wait for the old holder's fenced transaction on another node; that
 //!   transaction can no longer commit.

@@ -76,7 +76,11 @@ impl Lease {
                 // Looks the lease up at once, so that its other users learn of the loss.
                 held.look_up();
                 match held.is_held_in_database("fence a transaction").await {
-                    Ok(true) => Err(Error::Fence(FenceError::OtherDatabase)),
+                    Ok(true) => match DB::is_newer(tx, &check).await {
+                        Ok(true) => Err(Error::Fence(FenceError::StaleSnapshot)),
+                        Ok(false) => Err(Error::Fence(FenceError::OtherDatabase)),
+                        Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
+                    },
                     // On SQLite this transaction may keep the file locked.
                     Err(error) if !self.client.backend.is_local() => Err(error),
                     _ => Err(self.loss_error(LossCause::Superseded)),

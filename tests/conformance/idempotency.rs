@@ -513,6 +513,18 @@ async fn key_is_new_after_the_retention() {
     assert!((info.expires_at - info.created_at).num_milliseconds() >= 3000, "{info:?}");
 }
 
+/// The sweep of the names fails, because a table is missing.
+#[tokio::test]
+async fn records_are_purged_when_names_cannot_be_swept() {
+    let app = app().await;
+    assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    run(&app.counters.pool, "ALTER TABLE sqlock_note RENAME TO note_elsewhere").await;
+    let error = app.locks.sweeper().sweep().await.expect_err("a table is missing");
+    assert!(matches!(error, Error::NotMigrated { .. }), "{error:?}");
+    assert_eq!(app.payments.inspect(&alice("a")).await.expect("inspect"), None);
+}
+
 #[tokio::test]
 async fn retention_counts_from_the_end_of_long_work() {
     let app = app().await;

@@ -265,6 +265,35 @@ async fn fence_at_any_isolation_level_stops_no_other_name(request: fn(&Locks, &s
     }
 }
 
+/// The fence finds no holding in the transaction, which stays open.
+#[tokio::test]
+async fn failed_fence_stops_no_other_name() {
+    if DATABASE == Database::Sqlite {
+        // The transaction reads, and its fence writes nothing.
+        return;
+    }
+    for &level in levels() {
+        let counters = counters().await;
+        let (ours, theirs, others) = (counters.db.locks().await, counters.db.locks().await, counters.db.locks().await);
+        let app = counters.at(level).await;
+        let evicted = ours.lease("fenced").renew(false).acquire().await.expect("acquire");
+        assert!(theirs.evict("fenced", evicted.token()).await.expect("evict"));
+        let mut tx = app.begin().await;
+        let error = evicted.fence(&mut tx).await.expect_err("evicted");
+        assert!(error.is_lost(), "{level}: {error}");
+        // At SERIALIZABLE, every read of a transaction locks the row that it finds.
+        let own = (level != "SERIALIZABLE").then_some("fenced");
+        for name in ["a", "z"].into_iter().chain(own) {
+            let held = theirs.lease(name).acquire().await.unwrap_or_else(|e| panic!("{level}, {name}: {e}"));
+            let next = spawn_waiter(&others, name);
+            until_waiters(&theirs, name, 1).await;
+            held.release().await.expect("release");
+            soon("the hand-over", next).await.expect("no panic").release().await.expect("release");
+        }
+        tx.rollback().await.expect("rollback");
+    }
+}
+
 #[tokio::test]
 async fn fence_of_lease_at_any_isolation_level_stops_no_other_name() {
     fence_at_any_isolation_level_stops_no_other_name(|locks, name| locks.lease(name)).await;

@@ -130,10 +130,11 @@ pub(super) async fn sweep(conn: &mut MySqlConnection, range: &SweepRange) -> Res
     Ok(Swept { purged, last: Some(last) })
 }
 
-// Bind order: the name before the first, the last name, retention.
+// Bind order: the name before the first, the last name, retention, limit.
 #[rustfmt::skip]
 const STALE_ENTRIES: &str = concat!("
-SELECT e.name, e.id FROM sqlock_entry AS e WHERE e.name > ? AND e.name <= ? AND ", entry_until!("e"), " < ", now!(), " - ?");
+SELECT e.name, e.id FROM sqlock_entry AS e WHERE e.name > ? AND e.name <= ? AND ", entry_until!("e"), " < ", now!(), " - ?
+ LIMIT ?");
 
 // Bind order: JSON of names as hex and ids, retention.
 #[rustfmt::skip]
@@ -149,17 +150,22 @@ DELETE e
        STRAIGHT_JOIN sqlock_entry AS e FORCE INDEX (PRIMARY) ON e.name = q.name AND e.id = q.id
  WHERE ", entry_until!("e"), " < ", now!(), " - ?");
 
+/// Purges entries in batches, until a batch is not full or none of its entries can be purged.
 async fn sweep_entries(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<(), sqlx::Error> {
     let retention = micros(range.retention);
-    let query = sqlx::query(STALE_ENTRIES).bind(range.after.as_bytes()).bind(last.as_bytes()).bind(retention);
-    let stale = query.fetch_all(&mut *conn).await?;
-    if stale.is_empty() {
-        return Ok(());
+    loop {
+        let query = sqlx::query(STALE_ENTRIES).bind(range.after.as_bytes()).bind(last.as_bytes());
+        let stale = query.bind(retention).bind(range.limit).fetch_all(&mut *conn).await?;
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let line = |row: &MySqlRow| Ok(json!([hex(name_of(row)?.as_bytes()), row.text("id")?]));
+        let lines: Value = stale.iter().map(line).collect::<Result<_, sqlx::Error>>()?;
+        let done = sqlx::query(SWEEP_ENTRIES).bind(lines.to_string()).bind(retention).execute(&mut *conn).await?;
+        if done.rows_affected() == 0 || stale.len() < range.limit as usize {
+            return Ok(());
+        }
     }
-    let line = |row: &MySqlRow| Ok(json!([hex(name_of(row)?.as_bytes()), row.text("id")?]));
-    let lines: Value = stale.iter().map(line).collect::<Result<_, sqlx::Error>>()?;
-    sqlx::query(SWEEP_ENTRIES).bind(lines.to_string()).bind(retention).execute(conn).await?;
-    Ok(())
 }
 
 // Bind order: the name before the first, the last name, age.

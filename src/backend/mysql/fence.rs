@@ -28,16 +28,22 @@ struct Literals {
     id_end: String,
 }
 
+impl Literals {
+    fn new(check: &FenceCheck) -> Self {
+        Self {
+            name: format!("X'{}'", hex(check.name.as_bytes())),
+            id: format!("'{}'", check.id),
+            token: check.token.to_string(),
+            name_end: format!("X'{}00'", hex(check.name.as_bytes())),
+            id_end: format!("'{}0'", check.id),
+        }
+    }
+}
+
 /// Checks that a holding is valid, alone or shared, and keeps it from ending until the transaction
 /// on this connection ends.
 pub(super) async fn fence(conn: &mut MySqlConnection, check: &FenceCheck) -> Result<FenceOutcome, sqlx::Error> {
-    let holding = Literals {
-        name: format!("X'{}'", hex(check.name.as_bytes())),
-        id: format!("'{}'", check.id),
-        token: check.token.to_string(),
-        name_end: format!("X'{}00'", hex(check.name.as_bytes())),
-        id_end: format!("'{}0'", check.id),
-    };
+    let holding = Literals::new(check);
     let verdict = if check.is_multi_primary {
         fence_by_writing(conn, &holding).await
     } else {
@@ -101,19 +107,25 @@ const PRESENT: &str = "
 /// Fences a transaction where all writers of the row see its lock.
 async fn fence_by_locking(
     conn: &mut MySqlConnection,
-    Literals { name, id, token, name_end, id_end }: &Literals,
+    Literals { name, id, token, .. }: &Literals,
 ) -> Result<FenceOutcome, sqlx::Error> {
     match first_row(conn, FENCE, &[name, id, token, id, token, name, id, token, id, token]).await {
-        Err(error) if number(&error) == Some(1305) => return Ok(FenceOutcome::NoTransaction),
-        Err(error) => return Err(error),
-        Ok(Some(_)) => return Ok(FenceOutcome::Fenced),
-        Ok(None) => {}
-    }
-    match first_row(conn, PRESENT, &[name, name_end, id, token, name, id, id_end, token]).await {
+        Err(error) if number(&error) == Some(1305) => Ok(FenceOutcome::NoTransaction),
+        Err(error) => Err(error),
+        Ok(Some(_)) => Ok(FenceOutcome::Fenced),
         Ok(None) => Ok(FenceOutcome::Superseded),
-        Ok(Some(_)) => Ok(FenceOutcome::StaleSnapshot),
-        // The row is locked, so its state is unknown. A new transaction may read it.
-        Err(error) if matches!(number(&error), Some(3572 | 1205)) => Ok(FenceOutcome::StaleSnapshot),
+    }
+}
+
+/// Returns whether a holding that the database has is newer than the snapshot of the transaction.
+/// Without the holding, this would lock a gap that keeps all clients from waiting.
+pub(super) async fn is_newer(conn: &mut MySqlConnection, check: &FenceCheck) -> Result<bool, sqlx::Error> {
+    let Literals { name, id, token, name_end, id_end } = &Literals::new(check);
+    match first_row(conn, PRESENT, &[name, name_end, id, token, name, id, id_end, token]).await {
+        Ok(found) => Ok(found.is_some()),
+        // The row is locked, so its state is unknown; or, on MariaDB with innodb_snapshot_isolation, it
+        // is newer. A new transaction may read it.
+        Err(error) if matches!(number(&error), Some(3572 | 1205 | 1020)) => Ok(true),
         Err(error) => Err(error),
     }
 }
