@@ -35,6 +35,7 @@ async fn release_notifies_the_client_that_is_next() {
     let pool = connect(&db.url, 2).await;
     let lease = locks.lease("a").acquire().await.expect("acquire");
     let next = tokio::spawn(waiter.lease("a").acquire());
+    until_query("two clients", &pool, "SELECT count(*) = 2 FROM sqlock_client").await;
     until_query("a client that listens", &pool, LISTENS).await;
     let clients: Vec<(String, bool)> =
         sqlx::query_as("SELECT id, listens FROM sqlock_client").fetch_all(&pool).await.expect("clients");
