@@ -7,8 +7,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,16 +19,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use sqlx::{AssertSqlSafe, Pool};
-use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use super::captured_output::CapturedOutput;
 use super::command::{Ended, run, sqlock};
+use super::process_table::{children, name, pid_of, poll_for, poll_until, shell_of, state};
 use super::proxy::{Direction, Proxy};
 use super::server::Server;
 use super::worker::Worker;
-use super::{SOON, TestDatabase, empty, empty_on, held, soon};
+use super::{TestDatabase, empty, empty_on, held, soon};
 use crate::{DATABASE, Sql};
 
 /// A database with sqlock's tables, the path to it, and a directory for the test's files.
@@ -69,7 +70,7 @@ impl CommandFixture {
     }
 
     /// Creates a fixture whose network can be cut.
-    pub async fn wired() -> Self {
+    pub async fn with_proxy() -> Self {
         let db = empty().await;
         let proxy = DATABASE.server().map(|_| Proxy::start(port(&db.url)));
         Self::on(db, proxy, None).await
@@ -136,8 +137,8 @@ impl CommandFixture {
             .stderr(Stdio::piped());
         let mut sqlock = command.spawn().expect("sqlock can be started");
         let pid = pid_of(&sqlock);
-        let stdout = CapturedOutput::of(sqlock.stdout.take().expect("a pipe was asked for"));
-        let stderr = CapturedOutput::of(sqlock.stderr.take().expect("a pipe was asked for"));
+        let stdout = CapturedOutput::of_pipe(sqlock.stdout.take().expect("a pipe was asked for"));
+        let stderr = CapturedOutput::of_pipe(sqlock.stderr.take().expect("a pipe was asked for"));
         Run { sqlock, pid, report, orders, stdout, stderr }
     }
 
@@ -217,7 +218,7 @@ impl CommandFixture {
     pub async fn cut(&mut self) {
         match &self.proxy {
             Some(proxy) => proxy.blackhole(Direction::Both),
-            None => self.seize().await,
+            None => self.lock_file().await,
         }
     }
 
@@ -227,7 +228,7 @@ impl CommandFixture {
                 proxy.pass();
                 proxy.reset();
             }
-            None => self.yield_the_file().await,
+            None => self.unlock_file().await,
         }
     }
 
@@ -237,9 +238,9 @@ impl CommandFixture {
             Some(proxy) => soon("a reply to cut", proxy.cut_next_reply().happened()).await,
             // The pause is long enough for a statement to be refused and sent again.
             None => {
-                self.seize().await;
+                self.lock_file().await;
                 sleep(Duration::from_millis(2300)).await;
-                self.yield_the_file().await;
+                self.unlock_file().await;
             }
         }
     }
@@ -247,7 +248,7 @@ impl CommandFixture {
     pub async fn crash(&mut self) {
         match &mut self.server {
             Some(server) => server.kill(),
-            None => self.seize().await,
+            None => self.lock_file().await,
         }
     }
 
@@ -262,7 +263,7 @@ impl CommandFixture {
         match &self.server {
             Some(server) => server.pause(),
             None => {
-                self.seize().await;
+                self.lock_file().await;
                 self.writer.as_ref().expect("the file is seized").stop();
             }
         }
@@ -273,18 +274,18 @@ impl CommandFixture {
             Some(server) => server.resume(),
             None => {
                 self.writer.as_ref().expect("the file is seized").resume();
-                self.yield_the_file().await;
+                self.unlock_file().await;
             }
         }
     }
 
-    async fn seize(&mut self) {
+    async fn lock_file(&mut self) {
         let mut writer = Worker::start(&self.db.of_the_command().url);
         assert_eq!(writer.ask("seize").await, "seized");
         self.writer = Some(writer);
     }
 
-    async fn yield_the_file(&mut self) {
+    async fn unlock_file(&mut self) {
         let mut writer = self.writer.take().expect("the file is seized");
         assert_eq!(writer.ask("yield").await, "yielded");
     }
@@ -294,7 +295,7 @@ impl CommandFixture {
     }
 
     /// Sets the URL for the processes started from now on.
-    pub fn lead_through(&mut self, url: String) {
+    pub fn set_url(&mut self, url: String) {
         self.url = url;
     }
 }
@@ -430,179 +431,4 @@ impl Report {
         let at = soon("the end of the command and its children", end).await;
         (at, lines)
     }
-}
-
-/// The output of a program so far.
-#[derive(Clone)]
-pub struct CapturedOutput(watch::Receiver<String>);
-
-impl CapturedOutput {
-    /// Captures the output of a pipe.
-    fn of(mut pipe: impl tokio::io::AsyncRead + Unpin + Send + 'static) -> Self {
-        let (sender, text) = watch::channel(String::new());
-        tokio::spawn(async move {
-            let mut buffer = vec![0; 16 * 1024];
-            while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
-                let more = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                sender.send_modify(|text| text.push_str(&more));
-            }
-        });
-        Self(text)
-    }
-
-    /// Captures the output of a terminal.
-    fn of_terminal(mut terminal: File) -> Self {
-        let (sender, text) = watch::channel(String::new());
-        thread::spawn(move || {
-            let mut buffer = vec![0; 16 * 1024];
-            while let Ok(length @ 1..) = terminal.read(&mut buffer) {
-                let more = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                sender.send_modify(|text| text.push_str(&more));
-            }
-        });
-        Self(text)
-    }
-
-    pub fn text(&self) -> String {
-        self.0.borrow().clone()
-    }
-
-    /// Waits until the output contains `what`.
-    pub async fn shows(&self, what: &str) {
-        assert!(self.shows_when(|text| text.contains(what)).await, "{what:?} was not written, but:\n{}", self.text());
-    }
-
-    /// Waits until the output satisfies `like`. Returns `false` on a timeout.
-    pub async fn shows_when(&self, like: impl Fn(&str) -> bool) -> bool {
-        let mut text = self.0.clone();
-        let seen = tokio::time::timeout(SOON, text.wait_for(|text| like(text))).await;
-        matches!(seen, Ok(Ok(_)))
-    }
-
-    /// Waits until the output is closed, and returns it.
-    pub async fn closed(&self) -> String {
-        let mut text = self.0.clone();
-        let _ = soon("the end of the output", text.wait_for(|_| false)).await;
-        self.text()
-    }
-}
-
-/// A terminal with its own session.
-pub struct Terminal {
-    keyboard: File,
-    pub screen: CapturedOutput,
-    session: Child,
-}
-
-impl Terminal {
-    /// Starts a program as the leader of the session, in the foreground.
-    pub fn start(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
-        use nix::fcntl::OFlag;
-        use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
-        // Programs that other tests start do not inherit the terminal.
-        let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).expect("a terminal can be had");
-        grantpt(&master).and_then(|()| unlockpt(&master)).expect("it is ours");
-        let path = ptsname_r(&master).expect("it has a name");
-        let slave = || Stdio::from(File::options().read(true).write(true).open(&path).expect("it can be opened"));
-        let session = Command::new("setsid")
-            .arg("--ctty")
-            .arg(program)
-            .args(arguments)
-            .envs(environment.iter().copied())
-            .stdin(slave())
-            .stdout(slave())
-            .stderr(slave())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("setsid of util-linux");
-        let keyboard = File::from(std::os::fd::OwnedFd::from(master));
-        let screen = CapturedOutput::of_terminal(keyboard.try_clone().expect("a second handle"));
-        Self { keyboard, screen, session }
-    }
-
-    pub fn pid(&self) -> Pid {
-        pid_of(&self.session)
-    }
-
-    pub fn keys(&self, keys: &str) {
-        (&self.keyboard).write_all(keys.as_bytes()).expect("the terminal takes keys");
-    }
-
-    pub async fn end(mut self) -> std::process::ExitStatus {
-        soon("the end of the session", self.session.wait()).await.expect("it is ours to wait for")
-    }
-}
-
-/// The screen of a failed test says what happened.
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the terminal shows:\n{}", self.screen.text());
-        }
-    }
-}
-
-// ---- processes
-
-fn pid_of(child: &Child) -> Pid {
-    let pid = child.id().expect("it was not waited for");
-    Pid::from_raw(i32::try_from(pid).expect("a process id"))
-}
-
-/// Polls until a condition holds.
-pub async fn poll_until(what: &str, is_so: impl Fn() -> bool) {
-    let wait = async {
-        while !is_so() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, wait).await;
-}
-
-/// Polls until a value is found.
-pub async fn poll_for<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(found) = find() {
-                return found;
-            }
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, wait).await
-}
-
-/// Finds the shell that runs as the command of a sqlock.
-pub async fn shell_of(sqlock: Pid) -> Pid {
-    poll_for("the command", || children(sqlock).into_iter().find(|child| name(*child) == "sh")).await
-}
-
-/// Reads the fields of `/proc/PID/stat` after the name: the state, the parent, the process group, …
-fn stat(pid: Pid) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
-}
-
-/// Returns the state of a process: `R`, `S`, `T` (stopped), `Z` (a zombie), …; `None`: the process
-/// does not exist.
-pub fn state(pid: Pid) -> Option<char> {
-    stat(pid)?.first()?.chars().next()
-}
-
-pub fn parent(pid: Pid) -> Option<Pid> {
-    stat(pid)?.get(1)?.parse().ok().map(Pid::from_raw)
-}
-
-pub fn group(pid: Pid) -> Option<Pid> {
-    stat(pid)?.get(2)?.parse().ok().map(Pid::from_raw)
-}
-
-pub fn name(pid: Pid) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
-}
-
-pub fn children(of: Pid) -> Vec<Pid> {
-    let processes = fs::read_dir("/proc").expect("there is a /proc").flatten();
-    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok().map(Pid::from_raw));
-    pids.filter(|pid| parent(*pid) == Some(of)).collect()
 }

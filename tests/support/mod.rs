@@ -4,14 +4,20 @@
 
 pub mod blocked;
 #[cfg(feature = "cli")]
+pub mod captured_output;
+#[cfg(feature = "cli")]
 pub mod command;
 #[cfg(feature = "cli")]
 pub mod command_fixture;
 pub mod critical_section;
 pub mod history;
 pub mod log;
+#[cfg(feature = "cli")]
+pub mod process_table;
 pub mod proxy;
 pub mod server;
+#[cfg(feature = "cli")]
+pub mod terminal;
 pub mod wait;
 pub mod worker;
 

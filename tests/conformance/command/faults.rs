@@ -60,7 +60,7 @@ impl Fault {
         match self {
             Self::Killed | Self::Stopped => CommandFixture::new().await,
             Self::ServerKilled | Self::ServerFrozen => CommandFixture::with_server().await,
-            Self::NetworkCut => CommandFixture::wired().await,
+            Self::NetworkCut => CommandFixture::with_proxy().await,
         }
     }
 
@@ -291,7 +291,7 @@ async fn command_survives_server_pause_within_ttl() {
 
 #[tokio::test]
 async fn command_survives_lost_renewal_replies() {
-    let mut fixture = CommandFixture::wired().await;
+    let mut fixture = CommandFixture::with_proxy().await;
     let holder = fixture.start(&["--ttl", "9", "a"], OBEDIENT).up().await;
     let before = fixture.row("a").await;
     for _ in 0..3 {
@@ -311,7 +311,7 @@ async fn lease_works_behind_transaction_pooler() {
     if DATABASE == crate::support::Database::Postgres {
         let bouncer = PgBouncer::start(fixture.server().expect("PostgreSQL has one"));
         // The pooler passes no search_path on.
-        fixture.lead_through(bouncer.url());
+        fixture.set_url(bouncer.url());
         run(&fixture.db, &["ls"]).await.expect(0);
         _bouncer = Some(bouncer);
     }

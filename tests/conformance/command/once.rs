@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use crate::support::command::{Ended, end, sqlock};
-use crate::support::command_fixture::poll_until;
+use crate::support::process_table::poll_until;
 use crate::support::{empty, soon};
 
 /// A migration: it creates a mark on which a second one fails, does its work, and counts.

@@ -7,7 +7,8 @@ use nix::unistd::Pid;
 use tokio::process::Command;
 
 use crate::support::command::{program, run};
-use crate::support::command_fixture::{CommandFixture, Run, poll_until, state};
+use crate::support::command_fixture::{CommandFixture, Run};
+use crate::support::process_table::{self, poll_until, state};
 
 /// A command with a child and a grandchild. On an order, it sends TERM to sqlock, its parent.
 const PARENT: &str = r#"
@@ -64,7 +65,7 @@ async fn run_ends_when_only_zombies_remain() {
     let (zombie, parent) = line.split_once(' ').expect("two process ids");
     let pid = |text: &str| Pid::from_raw(text.parse().expect("a process id"));
     let (zombie, parent) = (pid(zombie), Stray(pid(parent)));
-    poll_until("the parent sleeps", || crate::support::command_fixture::name(parent.0) == "sleep").await;
+    poll_until("the parent sleeps", || process_table::name(parent.0) == "sleep").await;
     holder.order("go");
     poll_until("a zombie", || state(zombie) == Some('Z')).await;
     holder.signal(Signal::SIGTERM);

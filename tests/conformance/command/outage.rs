@@ -21,7 +21,7 @@ fn ends_with(code: i32) -> bool {
 
 #[tokio::test]
 async fn timeout_bounds_wait_cut_off_from_database() {
-    let mut fixture = CommandFixture::wired().await;
+    let mut fixture = CommandFixture::with_proxy().await;
     let holder = fixture.start_beside(&[LONG[0], LONG[1], "a"], OBEDIENT).up().await;
     let waiter = fixture.start(&[LONG[0], LONG[1], "-w", "8s", "a"], "echo it ran");
     waiter.stderr.shows("waiting for").await;

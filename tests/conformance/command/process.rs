@@ -19,9 +19,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use crate::support::command::{Running, beside, end, held, program, run, sqlock, start};
-use crate::support::command_fixture::{
-    CommandFixture, Report, Row, Terminal, children, group, name, now, poll_for, poll_until, shell_of, state,
-};
+use crate::support::command_fixture::{CommandFixture, Report, Row, now};
+use crate::support::process_table::{children, group, name, poll_for, poll_until, shell_of, state};
+use crate::support::terminal::Terminal;
 use crate::support::{empty, soon};
 
 /// A command that reports its start, and ends on an order.
@@ -81,7 +81,7 @@ async fn cut_off(fixture: &mut CommandFixture) -> i64 {
 async fn command_gets_requested_signal_and_notice_before_deadline() {
     let script =
         "trap 'echo TERM >&3' TERM; trap 'date +%s%6N >&3; exit 0' INT; echo up >&3; while :; do sleep 0.02; done";
-    let mut fixture = CommandFixture::wired().await;
+    let mut fixture = CommandFixture::with_proxy().await;
     let options = ["--ttl", "12", "--signal", "INT", "--kill-after", "4s", "a"];
     let mut holder = fixture.start(&options, script).up().await;
     fixture.renewed("a").await;
@@ -97,7 +97,7 @@ async fn command_gets_requested_signal_and_notice_before_deadline() {
 #[tokio::test]
 async fn notice_longer_than_ttl_waits_for_failed_renewal() {
     let script = "trap 'date +%s%6N >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.02; done";
-    let mut fixture = CommandFixture::wired().await;
+    let mut fixture = CommandFixture::with_proxy().await;
     let mut holder = fixture.start(&["--ttl", "6", "--kill-after", "10m", "a"], script).up().await;
     // The command gets no signal as long as renewals succeed.
     for _ in 0..3 {

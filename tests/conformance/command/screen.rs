@@ -10,8 +10,10 @@ use super::quorum::{Three, json};
 use crate::DATABASE;
 use crate::support::Database;
 use crate::support::command::{beside, program};
-use crate::support::command_fixture::{CommandFixture, Terminal, children, name, poll_for};
+use crate::support::command_fixture::CommandFixture;
+use crate::support::process_table::{children, name, poll_for};
 use crate::support::soon;
+use crate::support::terminal::Terminal;
 
 const TTL: Duration = Duration::from_secs(600);
 
@@ -86,7 +88,7 @@ async fn screen_filters_resizes_and_unlocks() {
 
 #[tokio::test]
 async fn screen_survives_outage_and_ends_with_signal() {
-    let mut fixture = CommandFixture::wired().await;
+    let mut fixture = CommandFixture::with_proxy().await;
     let first = hold(&fixture, "first", "").await;
     let terminal = watch(fixture.url(), "").await;
     terminal.screen.shows("first").await;

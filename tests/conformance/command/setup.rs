@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::conformance::schema::Restricted;
 use crate::support::command::{ClosedPort, Ended, Running, bare, beside, end, held, path, program, run, sqlock};
-use crate::support::command_fixture::poll_for;
+use crate::support::process_table::poll_for;
 use crate::support::server::{Options, Server};
 use crate::support::{Database, LONG, TestDatabase, empty, empty_on, soon};
 use crate::{DATABASE, Sql};

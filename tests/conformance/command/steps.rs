@@ -11,7 +11,7 @@ use sqlock::FencingToken;
 use super::super::network::behind_a_reading_proxy;
 use crate::DATABASE;
 use crate::support::command::{Ended, Running, beside, end, held, program, run, sqlock};
-use crate::support::command_fixture::poll_until;
+use crate::support::process_table::poll_until;
 use crate::support::{Database, TestDatabase, empty, soon};
 
 /// Parses the output: one line, one object.

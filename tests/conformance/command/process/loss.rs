@@ -97,7 +97,7 @@ async fn irreplaceable_watchdog_ends_command_and_keeps_hold_time() {
 
 #[tokio::test]
 async fn sqlock_kills_command_while_watchdog_is_stopped() {
-    let mut fixture = CommandFixture::wired().await;
+    let mut fixture = CommandFixture::with_proxy().await;
     let mut holder = fixture.start(&["--ttl", "10", "a"], FAMILY).up().await;
     let watchdog = holder.watchdog().await;
     kill(watchdog, Signal::SIGSTOP).expect("the watchdog can be stopped");

@@ -252,7 +252,7 @@ async fn candidate_that_survives_a_hangup_acquires_again() {
 
 #[tokio::test]
 async fn candidate_ended_during_release_does_not_acquire_again() {
-    let mut fixture = CommandFixture::wired().await;
+    let mut fixture = CommandFixture::with_proxy().await;
     let mut candidate =
         fixture.start(&["--elect", "--ttl", "6", "--kill-after", "2", "a"], "echo up >&3; exec sleep 1000").up().await;
     fixture.cut().await;
