@@ -71,7 +71,8 @@ pub(super) struct Answer {
     pub(super) body: String,
 }
 
-/// Posts JSON with a key.
+/// Posts JSON with a key, and waits for the answer. The port of a server that has died may belong to
+/// a program that never answers.
 pub(super) async fn post(url: (&str, &str), customer: &str, key: &str, body: &str) -> io::Result<Answer> {
     let (address, path) = url;
     let request = format!(
@@ -79,10 +80,14 @@ pub(super) async fn post(url: (&str, &str), customer: &str, key: &str, body: &st
          Idempotency-Key: \"{key}\"\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len(),
     );
-    let mut connection = TcpStream::connect(address).await?;
-    connection.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).await?;
+    let answered = async {
+        let mut connection = TcpStream::connect(address).await?;
+        connection.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await?;
+        Ok::<_, io::Error>(answer)
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(20), answered).await??;
     Answer::parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the connection broke"))
 }
 

@@ -251,7 +251,8 @@ impl Conversation {
             }
             Err(format!("a process ended before it said {beginning:?}").into())
         };
-        tokio::time::timeout(Duration::from_secs(60), says).await.map_err(|_| "a process says nothing")?
+        let told = tokio::time::timeout(Duration::from_secs(60), says).await;
+        told.map_err(|_| format!("a process has not said {beginning:?} for a minute"))?
     }
 
     /// Sends a signal to the process, as `kill -STOP` does.

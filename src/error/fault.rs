@@ -18,6 +18,7 @@ pub(crate) enum Fault {
     /// The wait for another transaction's lock timed out. The statement may be sent again.
     Blocked,
     /// The server cancelled the statement, as after `statement_timeout`. Nothing was done.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "only PostgreSQL has such a time limit"))]
     Cancelled,
     /// Another process created the same table, or recorded the same migration, first.
     Race,

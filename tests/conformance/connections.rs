@@ -16,7 +16,7 @@ use super::connection_counter::ConnectionCounter;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::network::behind_a_proxy;
 use crate::DATABASE;
-use crate::support::{Database, LONG, builder, connect, fresh, soon};
+use crate::support::{Database, LONG, builder, fresh, soon};
 
 #[tokio::test]
 async fn leases_survive_a_fully_used_application_pool() {
@@ -277,7 +277,7 @@ async fn new_connect_options_of_the_pool_are_used() {
     }
     let db = fresh().await;
     let ((first, first_url), (second, second_url)) = (behind_a_proxy(&db.url), behind_a_proxy(&db.url));
-    let pool = connect(&first_url, 1).await;
+    let pool = crate::support::connect(&first_url, 1).await;
     let locks = builder(pool.clone()).build();
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     pool.set_connect_options(second_url.parse().expect("a URL"));

@@ -14,7 +14,7 @@ use super::shared::{TRY, assert_nothing_is_left, holders};
 use crate::DATABASE;
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{Database, LONG, SOON, fresh, soon, until_waiters};
+use crate::support::{LONG, SOON, fresh, soon, until_waiters};
 
 const BRIEF: Duration = Duration::from_secs(6);
 
@@ -405,7 +405,7 @@ async fn timed_out_waiter_unblocks_waiters_behind_it() {
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 #[tokio::test]
 async fn expired_permit_with_open_fence_delays_no_other_permit() {
-    if DATABASE == Database::Sqlite {
+    if DATABASE == crate::support::Database::Sqlite {
         return;
     }
     let db = fresh().await;
