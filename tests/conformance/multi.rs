@@ -41,7 +41,7 @@ async fn until_free(locks: &Locks, names: &[&str]) {
     for name in names {
         soon("the end of the lease", async {
             while !is_free(locks, name).await {
-                sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(20)).await;
             }
         })
         .await;
@@ -68,7 +68,7 @@ async fn places(db: &TestDatabase) -> i64 {
 async fn until_no_place_is_left(db: &TestDatabase) {
     soon("the end of all lines", async {
         while places(db).await > 0 {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     })
     .await;

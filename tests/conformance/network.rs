@@ -157,7 +157,7 @@ impl NetworkFixture {
     async fn until(&self, what: &str, name: &str, holds: impl Fn(&Row) -> bool) {
         let seen = async {
             while !self.row(name).await.is_some_and(|row| holds(&row)) {
-                sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(20)).await;
             }
         };
         soon(what, seen).await;

@@ -579,7 +579,7 @@ async fn commit_with_lost_reply_is_not_rerun() {
                                          WHERE a.query = 'COMMIT' AND l.locktype = 'advisory' AND NOT l.granted
                                            AND l.objid::bigint = hashtext(current_schema())::bigint & 4294967295)";
             while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&counters.pool).await.expect("activity") {
-                sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(20)).await;
             }
             proxy.reset();
         }
@@ -590,7 +590,7 @@ async fn commit_with_lost_reply_is_not_rerun() {
     // The transaction was committed; a rerun of the closure would have added another one.
     let committed = async {
         while counters.value(1).await == 0 {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     };
     soon("the commit", committed).await;

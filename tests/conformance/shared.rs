@@ -89,7 +89,7 @@ pub(super) async fn assert_nothing_is_left(db: &TestDatabase) {
     let observer = db.locks().await;
     soon("the end of all places and holdings", async {
         while places(&pool).await > 0 || !observer.list("").await.expect("list").is_empty() {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
@@ -600,7 +600,7 @@ async fn all_waiting_readers_are_granted_after_the_writer() {
     }
     soon("the first in line", async {
         while ours.waiters("a").await.expect("waiters").is_empty() {
-            sleep(Duration::from_millis(2)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
@@ -681,7 +681,7 @@ async fn sweeper_keeps_live_shares_and_purges_dead_ones() {
     }
     soon("their end", async {
         while theirs.list("").await.expect("list").len() > 1 {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     })
     .await;

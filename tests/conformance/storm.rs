@@ -114,7 +114,7 @@ async fn written(guarded: &Guarded, value: i64, workers: &mut [Worker]) {
             }
             panic!("the storm does not get on: {} of {value}, {said:?}", guarded.value(NAME).await);
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

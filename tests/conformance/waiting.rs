@@ -72,7 +72,7 @@ impl WaitQueue {
     async fn until(&self, what: &str, like: impl Fn(&[String]) -> bool) {
         let seen = async {
             while !like(&self.labels().await) {
-                sleep(Duration::from_millis(2)).await;
+                sleep(Duration::from_millis(20)).await;
             }
         };
         soon(what, seen).await;
@@ -92,7 +92,7 @@ impl WaitQueue {
     async fn assert_empty(&self) {
         let empty = async {
             while self.entries().await > 0 || self.outside.inspect("a").await.expect("inspect").is_some() {
-                sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(20)).await;
             }
         };
         soon("an empty queue", empty).await;
@@ -450,7 +450,7 @@ async fn abandoned_wait_leaves_no_entry_or_delay() {
     queue.until("the departures", |labels| labels == ["next"]).await;
     soon("their deletion", async {
         while queue.entries().await > 1 {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
@@ -721,7 +721,7 @@ async fn grant_to_paused_process_lasts_one_claim() {
                 if is_back && waiters[1].label == "last" {
                     return;
                 }
-                sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(20)).await;
             }
         })
         .await;

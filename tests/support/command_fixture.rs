@@ -187,7 +187,7 @@ impl CommandFixture {
                 {
                     return row;
                 }
-                sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(20)).await;
             }
         };
         soon(what, seen).await

@@ -247,7 +247,7 @@ pub async fn renewed(locks: &Locks, before: &LeaseInfo) -> LeaseInfo {
             if now.expires_at > before.expires_at {
                 return now;
             }
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     soon("a renewal", renewed).await
@@ -266,7 +266,7 @@ pub async fn renewed_twice(locks: &Locks, name: &str) -> LeaseInfo {
 pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {
     let queued = async {
         while locks.waiters(name).await.expect("waiters").len() != count {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     soon(&format!("{count} waiters for {name}"), queued).await;

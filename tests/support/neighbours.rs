@@ -173,7 +173,7 @@ pub(super) async fn wait(url: &str, name: &str) {
 
 async fn until_waited_for(locks: &Locks, name: &str) {
     while locks.waiters(name).await.expect("waiters").is_empty() {
-        sleep(Duration::from_millis(5)).await;
+        sleep(Duration::from_millis(20)).await;
     }
 }
 

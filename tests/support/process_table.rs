@@ -18,7 +18,7 @@ pub(super) fn pid_of(child: &Child) -> Pid {
 pub async fn poll_until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     };
     soon(what, wait).await;
@@ -31,7 +31,7 @@ pub async fn poll_for<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
             if let Some(found) = find() {
                 return found;
             }
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     };
     soon(what, wait).await

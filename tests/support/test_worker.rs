@@ -335,7 +335,7 @@ impl Worker {
             match self.runtime.block_on(self.locks.waiters(name)) {
                 Ok(line) if line.iter().any(|waiter| waiter.holder.ends_with(&us)) => break,
                 Ok(_) if waiting.is_finished() => break,
-                Ok(_) => thread::sleep(Duration::from_millis(2)),
+                Ok(_) => thread::sleep(Duration::from_millis(20)),
                 Err(error) => return failed(error),
             }
         }

@@ -23,7 +23,7 @@ pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
 pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let holds = async {
         while !condition().await {
-            sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     };
     soon(what, holds).await;

@@ -103,7 +103,7 @@ async fn charge_without_record_is_found_by_repetition() {
     server.tell("1 leased a");
     soon("the charge", async {
         while provider.ask("count").await != "1 1" {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
