@@ -59,19 +59,29 @@ pub(crate) const SQLITE: Files = &[
     (3, "holders", include_str!("../migrations/sqlite/0003_holders.sql")),
 ];
 
-/// Applies the missing migrations, even while other processes do the same.
+/// Applies the missing migrations, even while other processes do the same. A migration that has not
+/// finished runs in another process, or was interrupted: `clear` deletes the record of an
+/// interrupted one.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
-pub(crate) async fn migrate<DB>(pool: &Pool<DB>, files: Files) -> Result<()>
+pub(crate) async fn migrate<DB>(
+    pool: &Pool<DB>,
+    files: Files,
+    clear: impl AsyncFn(&Pool<DB>) -> Result<(), sqlx::Error>,
+) -> Result<()>
 where
     DB: Database,
     DB::Connection: Migrate,
 {
-    let migrator = &migrator(files);
+    let (migrator, clear) = (&migrator(files), &clear);
     retry(|| async move {
         if is_current(pool, migrator).await? {
             return Ok(());
         }
-        migrator.run(pool).await
+        let migrated = migrator.run(pool).await;
+        if let Err(MigrateError::Dirty(_)) = migrated {
+            clear(pool).await?;
+        }
+        migrated
     })
     .await
 }
@@ -189,7 +199,7 @@ fn retry_limit(error: &MigrateError) -> Duration {
             MIGRATION_TIMEOUT
         }
         // MySQL: another process is between its record and its table, or was killed there.
-        MigrateError::Dirty(_) => MIGRATION_TIMEOUT / 6,
+        MigrateError::Dirty(_) => MIGRATION_TIMEOUT / 3,
         _ => Duration::ZERO,
     }
 }

@@ -29,7 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlx::migrate::MigrateError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row as _};
 use tokio::time::timeout;
@@ -47,7 +46,7 @@ use super::{
     Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks, Store,
     StoreFuture, SweepRange, Swept,
 };
-use crate::error::{Error, Result, if_exists, not_writable, unusable};
+use crate::error::{Result, if_exists, not_writable, unusable};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_TIMEOUT;
 use crate::protocol::{Batch, Request, Response};
@@ -147,13 +146,7 @@ impl Backend for MySqlBackend {
                 .connect_with((*self.options.current()).clone())
                 .await
                 .map_err(schema::connect_error)?;
-            let mut migrated = schema::migrate(&one, schema::MYSQL).await;
-            if let Err(Error::Migrate(MigrateError::Dirty(_))) = migrated {
-                migrated = match clear_interrupted(&one).await {
-                    Ok(()) => schema::migrate(&one, schema::MYSQL).await,
-                    Err(error) => Err(Error::from_sqlx("migrate", error)),
-                };
-            }
+            let migrated = schema::migrate(&one, schema::MYSQL, clear_interrupted).await;
             one.close().await;
             migrated
         })
@@ -173,7 +166,7 @@ impl Backend for MySqlBackend {
 /// record is deleted when it is older than any running migration. Those of a later program may run
 /// for longer.
 async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
-    const CLEAR: &str = "DELETE FROM _sqlock_migrations WHERE NOT success AND version <= ? AND installed_on < NOW() - INTERVAL 3 SECOND";
+    const CLEAR: &str = "DELETE FROM _sqlock_migrations WHERE NOT success AND version <= ? AND installed_on < NOW() - INTERVAL 5 SECOND";
     let latest = schema::MYSQL.iter().map(|(version, ..)| *version).max();
     sqlx::query(CLEAR).bind(latest).execute(one).await?;
     Ok(())

@@ -144,9 +144,11 @@ impl Backend for SqliteBackend {
                 Ok(mut conn) => is_in_memory(&mut conn).await,
                 Err(error) => Err(error),
             };
+            // A migration and its record are one transaction.
+            let never_interrupted = async |_: &SqlitePool| Ok(());
             let migrated = match in_memory {
-                Ok(true) => schema::migrate(&self.pool, schema::SQLITE).await,
-                Ok(false) => schema::migrate(&one, schema::SQLITE).await,
+                Ok(true) => schema::migrate(&self.pool, schema::SQLITE, never_interrupted).await,
+                Ok(false) => schema::migrate(&one, schema::SQLITE, never_interrupted).await,
                 Err(error) => Err(Error::from_sqlx("migrate", error)),
             };
             one.close().await;
