@@ -120,6 +120,12 @@ mutations! {
     RepeatTokens,
     /// The wait of a caller is not reported.
     WaitInSilence,
+    /// A release frees a name before the end of its hold time.
+    ForgetHoldTime,
+    /// A waiter leaves its entry for a holding of its owner that it cannot join.
+    LeaveQueueToJoin,
+    /// A statement about a holding is repeated without a pause.
+    RepeatAtOnce,
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{
-    AcquisitionId, EntryRow, GivenUp, Granted, Holder, HolderChange, Mode, Presence, Queue, Request, Transition,
+    AcquisitionId, EntryRow, EntryState, GivenUp, Granted, Holder, HolderChange, Mode, Presence, Queue, Request,
+    Transition,
 };
 use crate::token::FencingToken;
 
@@ -183,6 +184,7 @@ impl Engine {
         queue: &Queue,
         decision: &Decision,
     ) {
+        let client = self.heartbeat.client;
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
@@ -201,7 +203,8 @@ impl Engine {
             holding.release_by_transition(false);
             holding.put_off(now);
         }
-        self.poll_later(now, name, 0, remaining);
+        let ahead = queue.waiting().take_while(|entry| entry.client != Some(client)).count();
+        self.poll_later(now, name, u32::try_from(ahead).unwrap_or(u32::MAX), remaining);
     }
 
     /// Handles the answer to a transition. `granted` is `None` if it was not carried out.
@@ -283,13 +286,19 @@ impl NameState {
     /// Compares the waiters with the queue as read.
     fn compare_with(&mut self, queue: &Queue) -> Differences {
         let mut found = Differences::default();
+        let holder = self.exclusive_owner();
         for waiter in self.foremost_mut() {
             let id = waiter.claim.id;
             let entry = queue.entries.iter().find(|entry| entry.id == id);
             let presence = Presence::from_rows(id, &queue.row, entry.map(|entry| (entry.state, entry.remaining)), 0);
             let is_queued = waiter.is_queued();
+            let is_refused = waiter.state == WaiterState::Refused && waiter.resumes.is_none();
             match presence {
-                Presence::Holding { token, remaining } if is_queued => found.granted.push((id, token, remaining)),
+                // An earlier attempt of a refused request may have taken effect late.
+                Presence::Holding { token, remaining } if is_queued || is_refused => {
+                    found.granted.push((id, token, remaining));
+                    continue;
+                }
                 Presence::None if is_queued && !queue.is_cut_off => found.vanished.push(id),
                 _ => {}
             }
@@ -298,15 +307,22 @@ impl NameState {
             }
             let own = Some(waiter.claim.owner);
             let shares = queue.holding().any(|e| e.owner == own && e.mode == Mode::READ && e.remaining.is_some());
-            let holds = queue.row.owner == own && queue.row.holder != Holder::Nobody;
+            let is_live = |e: &EntryRow| {
+                let is_holder = e.state == EntryState::Holding(queue.row.token) && e.mode == Mode::Exclusive;
+                is_holder && e.owner == own && e.remaining.is_some()
+            };
+            let holds = match queue.row.holder {
+                Holder::Nobody => false,
+                Holder::Lease(_) | Holder::Kept => queue.row.owner == own && queue.row.remaining.is_some(),
+                // The entries of released leases, which keep the name, have no owner.
+                Holder::Entries => queue.holding().any(is_live),
+            };
             if shares && waiter.claim.mode == Mode::Exclusive {
                 found.converting.push(waiter.id);
-            } else if holds
-                && (queue.row.remaining.is_some() || queue.row.holder == Holder::Entries)
-                && !is_on(Mutation::WaitForOneself)
-            {
+            } else if holds && !is_on(Mutation::WaitForOneself) {
                 waiter.may_join = true;
-                if is_queued && !matches!(presence, Presence::Holding { .. }) {
+                let leaves = waiter.can_join(holder) || is_on(Mutation::LeaveQueueToJoin);
+                if is_queued && leaves {
                     found.vanished.push(id);
                 }
             }

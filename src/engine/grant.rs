@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{EXTEND_AFTER, Holding, relied_on};
-use super::name::NameState;
 use super::poll_interval::{QueuePace, longest_interval};
 use super::waiter::{Waiter, WaiterState};
 use super::{Engine, GrantTerms, enter};
@@ -331,12 +330,20 @@ impl Engine {
             Holder::Entries => ahead > 0,
         };
         self.poll_later(now, name, ahead, row.remaining);
-        if let Some(state) = self.names.get_mut(name).filter(|_| !is_valid) {
-            state.read_at = Some(now);
+        let Some(state) = self.names.get_mut(name) else {
+            return;
+        };
+        let holder = state.exclusive_owner();
+        let in_entries = row.holder == Holder::Entries;
+        let mut needs_read = !is_valid;
+        for waiter in state.foremost_mut() {
+            let is_own = waiter.reenters && row.owner == Some(waiter.claim.owner) && !is_on(Mutation::WaitForOneself);
+            waiter.may_join |= is_own && is_valid && !in_entries;
+            // Only the queue shows whether the owner has released its entries, which keep the name.
+            needs_read |= is_own && in_entries;
         }
-        for waiter in self.names.get_mut(name).into_iter().flat_map(NameState::foremost_mut) {
-            let is_own = waiter.reenters && row.owner == Some(waiter.claim.owner);
-            waiter.may_join |= is_own && is_valid && !is_on(Mutation::WaitForOneself);
+        if needs_read {
+            state.read_at = Some(now);
         }
         for (id, presence) in ids.iter().zip(presences) {
             let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(*id)) else {
@@ -346,7 +353,7 @@ impl Engine {
                 Presence::Holding { token, remaining } => {
                     self.on_granted_by_other(now, name, *id, token, (sent_at, remaining), epoch);
                 }
-                Presence::Waiting { .. } if waiter.may_join => {
+                Presence::Waiting { .. } if waiter.can_join(holder) => {
                     self.requeue(now, name, *id, WaiterState::Refused, false)
                 }
                 Presence::Waiting { .. } => waiter.state = WaiterState::Queued,

@@ -310,7 +310,7 @@ impl Holding {
 
     /// Puts off the next statement about the holding, longer each time.
     pub(super) fn put_off(&mut self, now: Moment) {
-        self.retry_after(now, self.pause);
+        self.retry_after(now, if is_on(Mutation::RepeatAtOnce) { Duration::ZERO } else { self.pause });
         self.pause = (self.pause * 2).min(Duration::from_secs(1));
     }
 

@@ -1,5 +1,7 @@
 //! Chooses the next statement about a name.
 
+use std::time::Duration;
+
 use super::action::Amendment;
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
@@ -113,6 +115,7 @@ impl NameState {
             _ if !is_steady && !holding.keeps_name(now) && holding.may_pass_over_entries() => {
                 return read_request(name, Some(id));
             }
+            HoldingState::Releasing { .. } if is_on(Mutation::ForgetHoldTime) => Duration::ZERO,
             HoldingState::Releasing { by_transition: false, keeps_until, .. } => keeps_until.since(now),
             _ => return read_request(name, Some(id)),
         };

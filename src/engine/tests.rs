@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::protocol::timing::{GRANT_TTL, HEARTBEAT_INTERVAL};
 use crate::protocol::{
     ChangeOutcome, Claim, ClientChange, CurrentHolder, EntryRow, EntryState, Granted, Holder, JoinOutcome, LeaseRow,
-    Mode, Polled, Presence, Queue, ReleaseOutcome, Response, WithdrawalOutcome,
+    Mode, Polled, Presence, Queue, Release, ReleaseOutcome, Response, WithdrawalOutcome,
 };
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -935,6 +935,25 @@ fn try_on_locked_row_is_not_unanswered() {
     fixture.pass(WITHDRAWN_LATEST);
     let is_timeout = |action: &Action| matches!(action, Action::Refused { refusal: Refusal::Timeout, .. });
     assert!(fixture.has_acted(is_timeout), "{:?}", fixture.actions);
+}
+
+/// An earlier attempt of the refused request takes effect after the answer.
+#[test]
+fn late_grant_of_a_refused_request_is_used() {
+    let mut fixture = EngineFixture::new();
+    let spec = LeaseSpec { reenters: true, ..spec("a", WaitMode::Try(START + Duration::from_secs(8))) };
+    let owner = Some(spec.owner);
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec });
+    let claim = match fixture.answer(is_acquire, Response::Acquired(Err(CurrentHolder::Unknown))) {
+        Request::Acquire(claim) => claim,
+        other => panic!("{other:?}"),
+    };
+    let Response::Read(Some(held)) = queue(Holder::Lease(claim.id), Vec::new()) else {
+        unreachable!("the queue as read");
+    };
+    let row = LeaseRow { owner, client: Some(claim.client), ..held.row };
+    fixture.answer(is_read, Response::Read(Some(Queue { row, ..held })));
+    assert!(fixture.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", fixture.actions);
 }
 
 /// The first waiter has a named owner, which may hold the name elsewhere, but not beside this

@@ -28,6 +28,8 @@ pub(super) struct Belief {
     pub(super) is_renewed: bool,
     /// Until when the caller believes in the lease, in virtual time.
     pub(super) until: u64,
+    /// Until when the name stays taken even if the lease is released.
+    pub(super) keeps_until: u64,
 }
 
 /// Checks that no two beliefs in one name exclude each other, and that no semaphore has too many

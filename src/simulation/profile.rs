@@ -103,6 +103,11 @@ impl Profile {
             == 0
     }
 
+    /// Returns whether a lease may expire although its client goes on.
+    pub(super) fn may_expire(&self) -> bool {
+        self.pauses + self.crashes + self.outages + self.failovers + self.slow_commits > 0
+    }
+
     /// Returns whether no statement is delayed either, so that the order of arrival is exact, and
     /// every request succeeds.
     pub(super) fn is_quick(&self) -> bool {

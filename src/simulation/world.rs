@@ -54,9 +54,11 @@ const EPOCH: i64 = 1_700_000_000_000_000;
 /// How long an attempt to send a request waits for its answer, and how many attempts there are.
 const ATTEMPT: u64 = 400 * MILLISECOND;
 const ATTEMPTS: u32 = 3;
+/// How long a fenced transaction may be open.
+const LONGEST_FENCE: u64 = 8 * SECOND;
 /// How long a name may be free while a caller waits: the longest TTL, fence and `hold_at_least` of
 /// the callers, a grant to a dead client, and an entry that is added late.
-const IDLE_FOR: u64 = 5 * SECOND + 3 * SECOND + 2_500 * MILLISECOND + 2 * 3 * SECOND + SECOND;
+const IDLE_FOR: u64 = 5 * SECOND + LONGEST_FENCE + 2_500 * MILLISECOND + 2 * 3 * SECOND + SECOND;
 /// How long before a try its client may have learned that the name was held.
 const OUTDATED_AFTER: u64 = 2 * SECOND;
 /// How long a statement waits for a locked row.
@@ -67,6 +69,9 @@ const NOTICED_WITHIN: u64 = 2_500 * MILLISECOND;
 const REPORTED_WITHIN: u64 = 2_500 * MILLISECOND;
 /// How long a caller may wait for a lease of its own owner, without faults.
 const ENTERED_WITHIN: u64 = 2 * SECOND;
+/// How many requests a client may send within a second: two for each caller of a crowd, and its polls.
+/// More would be a loop without a pause.
+const REQUESTS_PER_SECOND: u32 = 200;
 /// How long a grant by another client may have less than its requested TTL in the store, without
 /// faults.
 const EXTENDED_WITHIN: u64 = 1_500 * MILLISECOND;
@@ -93,6 +98,8 @@ struct Client {
     requests: BTreeMap<RequestId, Pending>,
     /// Whether the connection of its heartbeat is dead.
     is_cut: bool,
+    /// The second in which it has sent its latest request, and how many since its begin.
+    sent: (u64, u32),
     /// Counts the connections of its heartbeat.
     connection: u32,
     wake_at: Option<u64>,
@@ -120,6 +127,7 @@ struct Wait {
     reenters: bool,
     mode: Mode,
     ttl: Duration,
+    hold_at_least: Duration,
     is_renewed: bool,
     since: u64,
     is_try: bool,
@@ -139,6 +147,7 @@ impl Wait {
             reenters: spec.reenters,
             mode: spec.mode,
             ttl: spec.ttl,
+            hold_at_least: spec.hold_time.at_least,
             is_renewed: spec.is_renewed,
             since,
             is_try: matches!(spec.wait_mode, WaitMode::Try(_)),
@@ -200,6 +209,15 @@ struct Delivery {
     client: usize,
     lease: LeaseId,
     exported: Exported,
+}
+
+/// A name that stays taken after the release of its lease.
+struct Kept {
+    name: LockName,
+    owner: Owner,
+    mode: Mode,
+    token: FencingToken,
+    until: u64,
 }
 
 /// A lease whose caller waits for the verdict of its release.
@@ -272,6 +290,7 @@ pub(super) struct World {
     unwanted: Vec<(usize, LeaseId)>,
     deliveries: Vec<Delivery>,
     releasing: BTreeMap<(usize, LeaseId), Releasing>,
+    kept: Vec<Kept>,
     fenced: BTreeMap<TransactionId, Fenced>,
     /// When the last fenced transaction on a name ends.
     fenced_until: BTreeMap<LockName, u64>,
@@ -317,6 +336,7 @@ impl World {
             crowd: BTreeSet::new(),
             unwanted: Vec::new(),
             releasing: BTreeMap::new(),
+            kept: Vec::new(),
             fenced: BTreeMap::new(),
             fenced_until: BTreeMap::new(),
             tokens: BTreeMap::new(),
@@ -347,6 +367,7 @@ impl World {
                 drift,
                 requests: BTreeMap::new(),
                 is_cut: false,
+                sent: (0, 0),
                 connection: 0,
                 wake_at: None,
             });

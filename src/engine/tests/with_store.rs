@@ -18,6 +18,14 @@ impl Client {
         Self { dialogue: EngineFixture::new(), store: Memory::new(false), transactions: 0 }
     }
 
+    /// Returns the claim of the first open request.
+    fn claim(&self) -> Claim {
+        match self.dialogue.open.first() {
+            Some((_, Request::Acquire(claim))) => claim.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn acquire(&mut self, waiter: u64, wait_mode: WaitMode) {
         self.dialogue.feed(Input::Acquire { waiter: WaiterId(waiter), spec: spec("a", wait_mode) });
     }
@@ -43,6 +51,7 @@ impl Client {
         let until = self.dialogue.now + time;
         while self.dialogue.now < until {
             while !self.dialogue.open.is_empty() {
+                assert!(self.transactions < 1_000, "requests without a pause");
                 let (request, body) = self.dialogue.open.remove(0);
                 self.answer(request, &body);
             }
@@ -162,6 +171,32 @@ fn waiters_of_other_owners_do_not_join() {
     }
     let join = client.dialogue.open.iter().find(|(_, body)| matches!(body, Request::Join(_)));
     assert!(join.is_none(), "{join:?}");
+}
+
+/// Two clients have released the entries of an owner, which keep the name.
+#[test]
+fn owner_waits_for_its_hold_time_without_a_loop() {
+    let mut client = Client::new();
+    let hold_time = HoldTime { at_least: Duration::from_secs(5), at_most: None };
+    let spec = LeaseSpec { reenters: true, hold_time, ..spec("a", WaitMode::Wait(None)) };
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(1), spec: spec.clone() });
+    let elsewhere = Claim { id: AcquisitionId::from_u128(9), client: ClientId::from_u128(2), ..client.claim() };
+    client.serve(HEARTBEAT_INTERVAL);
+    let Response::Joined(JoinOutcome::Done(token)) = client.execute(&Request::Join(elsewhere.clone())) else {
+        panic!("the owner holds the name");
+    };
+    let Claim { name, id, .. } = elsewhere;
+    client.execute(&Request::Release(Release { name, id, token, keep_for: hold_time.at_least, next: None }));
+    let lease = client.grants()[0].1.lease;
+    client.dialogue.feed(Input::Release { lease });
+    client.dialogue.feed(Input::Acquire { waiter: WaiterId(2), spec });
+    client.serve(Duration::from_secs(1));
+    let before = client.transactions;
+    client.serve(Duration::from_secs(1));
+    assert!(client.transactions - before < 40, "{} requests in a second", client.transactions - before);
+    assert_eq!(client.grants().len(), 1);
+    client.serve(hold_time.at_least);
+    assert_eq!(client.grants().len(), 2);
 }
 
 /// An earlier change of the lease has no answer yet.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::super::checker::{self, Belief};
 use super::{
-    Actor, ActorState, Delivery, ENTERED_WITHIN, EXTENDED_WITHIN, FAULTS_END, Fenced, MILLISECOND, NAMES,
-    NOTICED_WITHIN, Releasing, Resumable, SECOND, Wait, World, WorldEvent, owner, store_clock_at,
+    Actor, ActorState, Delivery, ENTERED_WITHIN, EXTENDED_WITHIN, FAULTS_END, Fenced, Kept, LONGEST_FENCE, MILLISECOND,
+    NAMES, NOTICED_WITHIN, Releasing, Resumable, SECOND, Wait, World, WorldEvent, owner, store_clock_at,
 };
 use crate::backend::memory::{End, TransactionId};
 use crate::engine::{
@@ -19,6 +19,11 @@ use crate::token::FencingToken;
 /// The number of tries of one client at the same moment: more than the waiters that an engine looks
 /// for in an answer.
 const CROWD: u32 = 40;
+
+/// Returns how long a name stays taken, in nanoseconds, by the slowest clock.
+fn least_nanos(hold_at_least: Duration) -> u64 {
+    hold_at_least.mul_f64(0.99).as_nanos() as u64
+}
 
 impl World {
     pub(super) fn act(&mut self, actor: usize, turn: u32) {
@@ -176,7 +181,7 @@ impl World {
         let ActorState::Waiting(wait) = &self.actors[actor].state else {
             return;
         };
-        let Wait { name, owner, mode, ttl, is_renewed, since, resumes, .. } = wait.clone();
+        let Wait { name, owner, mode, ttl, hold_at_least, is_renewed, since, resumes, .. } = wait.clone();
         self.summary.grants += 1;
         match resumes {
             Some(exported) if exported.token != grant.token => {
@@ -185,6 +190,7 @@ impl World {
             Some(exported) => self.deliveries.push(Delivery { client, lease: grant.lease, exported }),
             None => self.check_order(client, &name, mode, since),
         }
+        self.check_kept(client, &name, owner, mode);
         // An owner may enter a holding that a failover has brought back.
         let is_back = self.failover.has_happened() && (resumes.is_some() || self.owners.contains(&owner));
         // A lease that enters a holding shares its eviction.
@@ -206,7 +212,9 @@ impl World {
         // A lease that enters a holding without a heartbeat may end with it.
         let is_renewed = is_renewed && !self.owners.contains(&owner);
         let (id, token) = (grant.id, grant.token);
-        let belief = Belief { client, name, id, owner, mode, ttl, token, may_have: None, is_renewed, until: 0 };
+        let keeps_until = self.now + least_nanos(hold_at_least);
+        let belief =
+            Belief { client, name, id, owner, mode, ttl, token, may_have: None, is_renewed, until: 0, keeps_until };
         self.beliefs.insert((client, grant.lease), belief);
         self.note_if_lost((client, grant.lease));
         self.note_asked_grant(client, grant);
@@ -293,6 +301,7 @@ impl World {
                 let hold_time = HoldTime { at_least: lasts / 8, at_most: Some(lasts / 4) };
                 // The lease may end earlier than before.
                 belief.until = 0;
+                belief.keeps_until = self.now + least_nanos(hold_time.at_least);
                 self.tell(|| format!("client {client} limits {lease:?}: {hold_time:?}"));
                 self.hold_on(actor, lease);
                 return self.feed(client, life, Input::StartHoldTime { lease, hold_time });
@@ -413,10 +422,21 @@ impl World {
             return self.rest(actor);
         };
         self.evicted.remove(&(client, lease));
+        self.keep(&belief);
         let (Belief { name, token, .. }, asked_at) = (belief, self.now);
         self.releasing.insert((client, lease), Releasing { name, token, actor, asked_at });
         self.tell(|| format!("client {client} releases {lease:?}"));
         self.feed(client, life, Input::Release { lease });
+    }
+
+    /// Notes until when the name of a released lease stays taken. The last lease of a client and an
+    /// owner decides.
+    fn keep(&mut self, belief: &Belief) {
+        let is_last = !self.beliefs.values().any(|other| (&other.name, other.owner) == (&belief.name, belief.owner));
+        if is_last && belief.until > self.now && belief.keeps_until > self.now {
+            let Belief { name, owner, mode, token, keeps_until, .. } = belief.clone();
+            self.kept.push(Kept { name, owner, mode, token, until: keeps_until });
+        }
     }
 
     pub(super) fn released(&mut self, client: usize, lease: LeaseId, verdict: &Verdict) {
@@ -463,7 +483,7 @@ impl World {
             Ok(true) => {
                 self.summary.fenced += 1;
                 self.tell(|| format!("client {client} begins a transaction fenced by token {token}"));
-                let longest = if self.random.permille(200) { 3 * SECOND } else { 30 * MILLISECOND };
+                let longest = if self.random.permille(200) { LONGEST_FENCE } else { 30 * MILLISECOND };
                 let takes = self.random.below(longest);
                 let fenced_until = self.fenced_until.entry(name.clone()).or_insert(0);
                 *fenced_until = (*fenced_until).max(self.now + takes);

@@ -2,10 +2,10 @@
 
 use super::super::checker::Belief;
 use super::{
-    Actor, ActorState, ENTERED_WITHIN, FAULTS_END, Fenced, IDLE_FOR, MILLISECOND, NAMES, OUTDATED_AFTER,
-    REPORTED_WITHIN, SECOND, SERVED_WITHIN, Wait, World,
+    Actor, ActorState, ENTERED_WITHIN, FAULTS_END, Fenced, IDLE_FOR, Kept, MILLISECOND, NAMES, OUTDATED_AFTER,
+    REPORTED_WITHIN, REQUESTS_PER_SECOND, SECOND, SERVED_WITHIN, Wait, World,
 };
-use crate::backend::memory::{Entry, Prepared};
+use crate::backend::memory::{End, Entry, Prepared};
 use crate::backend::micros;
 use crate::engine::LeaseId;
 use crate::name::LockName;
@@ -37,6 +37,23 @@ impl World {
         };
         if let Some(Fenced { name, token, .. }) = self.fenced.values().find(is_broken) {
             let violation = format!("{name} was taken from token {token} under an open fence");
+            self.violate(violation);
+        }
+    }
+
+    /// Checks that no other owner is granted a name that its released lease keeps taken. An eviction
+    /// or the end of the lease's TTL, after which no heartbeat of its client renews it, frees the
+    /// name earlier.
+    pub(super) fn check_kept(&mut self, client: usize, name: &LockName, owner: Owner, mode: Mode) {
+        self.kept.retain(|kept| kept.until > self.now);
+        let excludes = |kept: &&Kept| {
+            kept.name == *name
+                && kept.owner != owner
+                && (mode == Mode::Exclusive || kept.mode == Mode::Exclusive)
+                && self.store.ends.get(&(name.clone(), kept.token.get())).is_none_or(|(end, _)| *end == End::Released)
+        };
+        if let Some(kept) = self.kept.iter().find(excludes).filter(|_| !self.profile.may_expire()) {
+            let violation = format!("client {client} got {name}, which token {} keeps taken", kept.token);
             self.violate(violation);
         }
     }
@@ -78,6 +95,17 @@ impl World {
         let is_other = |id| self.store.entries.get(&(name.clone(), id)).is_some_and(|entry| entry.client != own);
         if change.grantees().iter().any(|grantee| grantee.ttl > GRANT_TTL && is_other(grantee.id)) {
             self.violate(format!("client {client} grants {name} to another client for more than {GRANT_TTL:?}"));
+        }
+    }
+
+    /// Checks that a client does not send requests in a loop. Counts a request that it sends now.
+    pub(super) fn check_rate(&mut self, client: usize) {
+        let (second, count) = self.clients[client].sent;
+        let now = self.now / SECOND;
+        let count = if now == second { count + 1 } else { 1 };
+        self.clients[client].sent = (now, count);
+        if count > REQUESTS_PER_SECOND {
+            self.violate(format!("client {client} sends more than {REQUESTS_PER_SECOND} requests in a second"));
         }
     }
 

@@ -137,6 +137,7 @@ impl World {
                 self.clients[client].connection += u32::from(is_repeated);
                 let pending = Pending { body, sent_at, attempts: 0, life, is_repeated };
                 self.clients[client].requests.insert(request, pending);
+                self.check_rate(client);
                 self.attempt(client, request);
             }
             Action::Waits { waiter } => {
