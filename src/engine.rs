@@ -122,6 +122,10 @@ pub(crate) struct Engine {
     /// From this moment on, expired entries of other clients are dead: the store has answered this
     /// client promptly for long enough.
     steady_at: Moment,
+    /// The last answer of the store.
+    answered_at: Option<Moment>,
+    /// Since when the store has answered this client without a long gap.
+    observes_since: Moment,
     actions: Vec<Action>,
 }
 
@@ -164,6 +168,8 @@ impl Engine {
             closing_since: None,
             unreleased: None,
             steady_at: Moment::default(),
+            answered_at: None,
+            observes_since: Moment::default(),
             actions: Vec::new(),
         }
     }

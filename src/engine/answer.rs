@@ -23,6 +23,9 @@ use crate::token::FencingToken;
 /// after pauses that double: for 0.75 seconds.
 const MAX_UNKNOWN_ANSWERS: u32 = 4;
 
+/// A client that has had no answer for longer does not know whether the store was interrupted.
+const LONGEST_GAP: Duration = HEARTBEAT_INTERVAL.saturating_mul(2);
+
 /// The pause before an unanswered look at a holding is repeated.
 const LOOK_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -101,6 +104,10 @@ impl Engine {
     /// reason: they get the time of one heartbeat before their entries count as dead. An error
     /// about one name does not concern them.
     fn record_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
+        if self.answered_at.is_none_or(|at| now.since(at) > LONGEST_GAP) {
+            self.observes_since = now;
+        }
+        self.answered_at = Some(now);
         let is_beat = self.heartbeat.is_beat(request);
         let has_failed = answer.result.as_ref().is_err_and(|error| is_beat || error.0.concerns_all());
         if answer.may_linger || has_failed || now.since(answer.sent_at) >= UNREACHABLE_AFTER {

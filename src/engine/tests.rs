@@ -833,6 +833,25 @@ fn error_about_one_name_delays_no_other_name() {
     assert!(fixture.engine.is_steady(fixture.now));
 }
 
+/// A new client may have begun at the end of an interruption, in which the others could not beat.
+#[test]
+fn new_client_passes_over_silent_entries_later() {
+    let mut fixture = EngineFixture::new();
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
+    let claim = match fixture.answer(is_acquire, Response::Acquired(Err(CurrentHolder::Vacant))) {
+        Request::Acquire(claim) => claim,
+        other => panic!("{other:?}"),
+    };
+    fixture.answer(is_enqueue, Response::Enqueued(CurrentHolder::Vacant));
+    let own = EntryRow { id: claim.id, client: Some(claim.client), ..entry_of_another(Some(GRANT_TTL)) };
+    let entries = vec![entry_of_another(None), own];
+    fixture.answer(is_read, queue(Holder::Nobody, entries.clone()));
+    assert!(!fixture.open.iter().any(|(_, body)| is_transition(body)), "{:?}", fixture.open);
+    fixture.pass(HEARTBEAT_INTERVAL);
+    fixture.answer(is_read, queue(Holder::Nobody, entries));
+    assert!(fixture.open.iter().any(|(_, body)| is_transition(body)), "{:?}", fixture.open);
+}
+
 /// The name was swept, or the store has lost it.
 #[test]
 fn release_without_a_row_reads_it_once() {
