@@ -98,4 +98,6 @@
 //!   its own.
 //! - **A waiter or new holder that has died** is noticed after 3 seconds. So a lease that the
 //!   release of another client granted lasts 3 seconds at first; 0.2 seconds later its holder
-//!   extends it to its TTL.
+//!   extends it to its TTL. A client that has just begun, or has asked the database nothing for 2
+//!   seconds, passes over a dead waiter one second after its first answer at the earliest: the
+//!   database may have stood still, and the waiter may be alive.
