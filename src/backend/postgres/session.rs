@@ -49,7 +49,7 @@ pub(super) const UNLOCK_ALL: &str = "SELECT CASE WHEN pg_backend_pid() = $1 THEN
 const AGE_TOLERANCE: Duration = Duration::from_millis(500);
 
 /// How often the probe checks whether two connections share one session.
-const PROBES: usize = 3;
+const PROBES: usize = 4;
 
 /// How long the second connection keeps its session while the first one gets no answer.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -123,22 +123,29 @@ async fn is_direct(conn: &mut PgConnection, mut other: PgConnection, pid: i32) -
         if other_pid == pid {
             return Ok(false);
         }
-        let mut requested = pin!(fetch_row(&mut *conn, sql::PID));
-        let answer = match timeout(PROBE_TIMEOUT, &mut requested).await {
-            Ok(answer) => {
-                probes += 1;
-                answer
-            }
-            // A pooler may have no session left while the second connection keeps one.
-            Err(_) => {
-                sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;
-                requested.await
+        let answer = {
+            let mut requested = pin!(fetch_row(&mut *conn, sql::PID));
+            match timeout(PROBE_TIMEOUT, &mut requested).await {
+                Ok(answer) => {
+                    probes += 1;
+                    answer
+                }
+                // A pooler may have no session left while the second connection keeps one.
+                Err(_) => {
+                    sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;
+                    requested.await
+                }
             }
         };
         if answer?.try_get::<i32, _>(0)? != pid {
             return Ok(false);
         }
         sqlx::raw_sql("ROLLBACK").execute(&mut other).await?;
+        // A pooler that lends the session that was returned last, as PgBouncer does, would lend
+        // each connection its former one again; in this order, one that was returned first would.
+        if probes % 2 == 1 && fetch_row(&mut *conn, sql::PID).await?.try_get::<i32, _>(0)? != pid {
+            return Ok(false);
+        }
     }
     // An error on closing does not matter: the probe is complete.
     let _ = other.close().await;
