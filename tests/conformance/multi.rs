@@ -15,7 +15,9 @@ use tokio::time::sleep;
 use crate::support::blocked::block_past;
 use crate::support::critical_section::Visits;
 use crate::support::worker::Worker;
-use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, renewed_twice, soon, until_waiters};
+use crate::support::{
+    Database, LONG, SOON, TestDatabase, builder, connect, fresh, renewed_twice, soon, until, until_waiters,
+};
 use crate::{DATABASE, Sql};
 
 fn all(locks: &Locks, names: &[&str]) -> LeaseAllRequest {
@@ -39,12 +41,7 @@ async fn is_free(locks: &Locks, name: &str) -> bool {
 /// Waits until another owner can acquire each of the names.
 async fn until_free(locks: &Locks, names: &[&str]) {
     for name in names {
-        soon("the end of the lease", async {
-            while !is_free(locks, name).await {
-                sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await;
+        until("the end of the lease", async || is_free(locks, name).await).await;
     }
 }
 
@@ -66,12 +63,7 @@ async fn places(db: &TestDatabase) -> i64 {
 }
 
 async fn until_no_place_is_left(db: &TestDatabase) {
-    soon("the end of all lines", async {
-        while places(db).await > 0 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("the end of all lines", async || places(db).await == 0).await;
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ use super::cancel::{CancelFixture, Point, drop_at, everywhere};
 use super::fence::{add_one, assert_kept_out, counters};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, fresh, soon, until_waiters};
+use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, fresh, soon, until, until_waiters};
 use crate::{DATABASE, Sql};
 
 /// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
@@ -87,10 +87,8 @@ pub(super) async fn assert_nothing_is_left(db: &TestDatabase) {
     next.release().await.expect("release");
     // A release that meets a locked row is carried out when the row is free again.
     let observer = db.locks().await;
-    soon("the end of all places and holdings", async {
-        while places(&pool).await > 0 || !observer.list("").await.expect("list").is_empty() {
-            sleep(Duration::from_millis(20)).await;
-        }
+    until("the end of all places and holdings", async || {
+        places(&pool).await == 0 && observer.list("").await.expect("list").is_empty()
     })
     .await;
 }
@@ -598,12 +596,7 @@ async fn all_waiting_readers_are_granted_after_the_writer() {
         let request = reading([&ours, &theirs][i % 2]);
         readers.spawn(async move { request.acquire().await.expect("its turn comes") });
     }
-    soon("the first in line", async {
-        while ours.waiters("a").await.expect("waiters").is_empty() {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("the first in line", async || !ours.waiters("a").await.expect("waiters").is_empty()).await;
     // The database does not know most of them yet.
     sleep(Duration::from_secs(1)).await;
     assert!(readers.try_join_next().is_none(), "in beside a writer");
@@ -679,12 +672,7 @@ async fn sweeper_keeps_live_shares_and_purges_dead_ones() {
         assert!(answer.starts_with("token "), "{answer}");
         dying.kill();
     }
-    soon("their end", async {
-        while theirs.list("").await.expect("list").len() > 1 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("their end", async || theirs.list("").await.expect("list").len() <= 1).await;
     let names = async || -> i64 {
         sqlx::query_scalar("SELECT count(*) FROM sqlock_lease").fetch_one(&pool).await.expect("count the names")
     };
