@@ -124,8 +124,9 @@ pub(crate) struct Engine {
     steady_at: Moment,
     /// The last answer of the store.
     answered_at: Option<Moment>,
-    /// Since when the store has answered this client without a long gap.
-    observes_since: Moment,
+    /// From this moment on, this client would have noticed an interruption of the store: no long
+    /// gap between its answers precedes it.
+    attentive_at: Moment,
     actions: Vec<Action>,
 }
 
@@ -169,7 +170,7 @@ impl Engine {
             unreleased: None,
             steady_at: Moment::default(),
             answered_at: None,
-            observes_since: Moment::default(),
+            attentive_at: Moment::default(),
             actions: Vec::new(),
         }
     }

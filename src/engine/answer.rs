@@ -105,7 +105,7 @@ impl Engine {
     /// about one name does not concern them.
     fn record_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
         if self.answered_at.is_none_or(|at| now.since(at) > LONGEST_GAP) {
-            self.observes_since = now;
+            self.attentive_at = now + HEARTBEAT_INTERVAL;
         }
         self.answered_at = Some(now);
         let is_beat = self.heartbeat.is_beat(request);

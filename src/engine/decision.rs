@@ -13,7 +13,7 @@ use super::{Engine, GrantTerms};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::timing::{GRANT_TTL, HEARTBEAT_INTERVAL};
+use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{
     AcquisitionId, EntryRow, EntryState, GivenUp, Granted, Holder, HolderChange, Mode, Presence, Queue, Request,
     Transition,
@@ -153,14 +153,14 @@ impl Engine {
     /// Puts the decision off, and returns `true`, while entries of other clients seem to be dead
     /// after an interruption: those clients may have been cut off like this one, and get the time
     /// for a heartbeat before their entries are passed over. A client that has asked the store
-    /// nothing for a while does not know whether there was an interruption. A store that stays slow does not put
-    /// the decision off for longer than [`LONGEST_DELAY`].
+    /// nothing for a while does not know whether there was an interruption. A store that stays slow
+    /// does not put the decision off for longer than [`LONGEST_DELAY`].
     fn puts_off_decision(&mut self, now: Moment, name: &LockName, queue: &Queue) -> bool {
         let client = self.heartbeat.client;
         let is_silent = |entry: &EntryRow| entry.client != Some(client) && entry.remaining.is_none();
-        let knows_from = self.observes_since + HEARTBEAT_INTERVAL;
-        let is_unsure = (!self.is_steady(now) || now < knows_from) && queue.waiting().any(is_silent);
-        let retry_at = self.steady_at.max(knows_from).max(now + POLL_FIRST);
+        let may_be_cut_off = !self.is_steady(now) || now < self.attentive_at;
+        let is_unsure = may_be_cut_off && queue.waiting().any(is_silent);
+        let retry_at = self.steady_at.max(self.attentive_at).max(now + POLL_FIRST);
         let Some(state) = self.names.get_mut(name) else {
             return false;
         };
