@@ -28,13 +28,13 @@
 mod action;
 mod amendment;
 mod answer;
-mod decision;
+mod apply_decision;
+pub(crate) mod decision;
 mod grant;
 mod heartbeat;
 mod holding;
 mod loss;
 mod name;
-pub(crate) mod policy;
 mod poll_interval;
 mod recheck;
 mod release;
@@ -126,7 +126,7 @@ pub(crate) struct Engine {
     answered_at: Option<Moment>,
     /// From this moment on, this client would have noticed an interruption of the store: no long
     /// gap between its answers precedes it.
-    attentive_at: Moment,
+    gap_free_from: Moment,
     actions: Vec<Action>,
 }
 
@@ -170,7 +170,7 @@ impl Engine {
             unreleased: None,
             steady_at: Moment::default(),
             answered_at: None,
-            attentive_at: Moment::default(),
+            gap_free_from: Moment::default(),
             actions: Vec::new(),
         }
     }

@@ -61,14 +61,14 @@ impl Engine {
                 self.on_granted(now, &name, id, terms(token, claim.ttl));
             }
             (Ok(Response::Acquired(Err(holder))), Step::Acquire(id), _) => {
-                self.refused(now, &name, id, sent_at, holder)
+                self.on_refused(now, &name, id, sent_at, holder)
             }
             (Ok(Response::Joined(joined)), Step::Join(id), Request::Join(claim)) => {
                 self.on_joined(now, &name, id, joined, |token| terms(token, claim.ttl));
             }
             (Ok(Response::Enqueued(holder)), Step::Enqueue, Request::Enqueue(entries)) => {
                 let ids: Vec<AcquisitionId> = entries.iter().map(|entry| entry.claim.id).collect();
-                self.enqueued(now, &name, &ids, sent_at, holder);
+                self.on_enqueued(now, &name, &ids, sent_at, holder);
             }
             (Ok(Response::Released(released)), Step::Release(id), Request::Release(release)) => {
                 let next = release.next.map(|claim| (claim.id, claim.ttl));
@@ -105,7 +105,7 @@ impl Engine {
     /// about one name does not concern them.
     fn record_steadiness(&mut self, now: Moment, request: RequestId, answer: &Answer) {
         if self.answered_at.is_none_or(|at| now.since(at) > LONGEST_GAP) {
-            self.attentive_at = now + HEARTBEAT_INTERVAL;
+            self.gap_free_from = now + HEARTBEAT_INTERVAL;
         }
         self.answered_at = Some(now);
         let is_beat = self.heartbeat.is_beat(request);
@@ -160,7 +160,7 @@ impl Engine {
     /// Handles the answer to a heartbeat.
     pub(super) fn on_heartbeat_answered(&mut self, now: Moment, answer: Answer) {
         if answer.may_linger || answer.is_repeated || answer.result.is_err() {
-            self.heartbeat.interrupted();
+            self.heartbeat.on_interrupted();
         }
         let response = answer.result.ok();
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { answer.sent_at };

@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Handles the store's refusal of a plain acquire.
-    pub(super) fn refused(
+    pub(super) fn on_refused(
         &mut self,
         now: Moment,
         name: &LockName,
@@ -266,7 +266,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn enqueued(
+    pub(super) fn on_enqueued(
         &mut self,
         now: Moment,
         name: &LockName,

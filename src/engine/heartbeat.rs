@@ -159,7 +159,7 @@ impl Heartbeat {
     }
 
     /// Records that a beat has failed: another store may answer the next one.
-    pub(super) fn interrupted(&mut self) {
+    pub(super) fn on_interrupted(&mut self) {
         self.is_interrupted = !is_on(Mutation::TrustAnyStore);
         self.has_failed = true;
         if is_on(Mutation::DiscardBeats) {

@@ -5,7 +5,7 @@ mod with_store;
 use std::collections::VecDeque;
 
 use super::answer::LOCKED_ROW_PAUSE;
-use super::decision::LONGEST_DELAY;
+use super::apply_decision::LONGEST_DELAY;
 use super::poll_interval::{POLL_FIRST, POLL_SOONEST};
 use super::schedule::LONGEST_TIMEOUT;
 use super::*;

@@ -1,6 +1,6 @@
 //! Converts errors of sqlx into those of this crate, and back.
 
-use super::fault::is_sqlite_busy;
+use super::fault::is_sqlite_error;
 use super::{AccessError, Error, Fault, reason};
 
 impl Error {
@@ -15,7 +15,7 @@ impl Error {
             Fault::ConnectionLost | Fault::Exhausted => {
                 Self::Unavailable { attempted, reason: reason(&source), source: Some(source) }
             }
-            Fault::RolledBack if is_sqlite_busy(&source) => Self::Unavailable {
+            Fault::RolledBack if is_sqlite_error(&source) => Self::Unavailable {
                 attempted,
                 reason: "another connection is writing to the SQLite file".into(),
                 source: Some(source),

@@ -272,7 +272,7 @@ fn is_io_error(code: &str) -> bool {
     code.parse::<u32>().is_ok_and(|code| code & 0xff == 10)
 }
 
-pub(super) fn is_sqlite_busy(error: &sqlx::Error) -> bool {
+pub(super) fn is_sqlite_error(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(error) = error else {
         return false;
     };

@@ -146,7 +146,7 @@ impl Worker {
                 let _idle = self.queue.count_idle();
                 task.finish(None);
             }
-            Err(failure) => self.failed(task, failure).await,
+            Err(failure) => self.on_failed(task, failure).await,
         }
     }
 
@@ -280,7 +280,7 @@ impl Worker {
     }
 
     /// Puts an operation back to be sent again, or ends it.
-    async fn failed(&mut self, mut task: Box<dyn Pending>, failure: RequestError) {
+    async fn on_failed(&mut self, mut task: Box<dyn Pending>, failure: RequestError) {
         let fault = failure.fault();
         let had_connection = !matches!(failure, RequestError::Unconnected(_));
         let attempts = task.attempts();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Sequence, now};
-use crate::engine::policy::{Decision, decide};
+use crate::engine::decision::{Decision, decide};
 use crate::name::LockName;
 use crate::protocol::{
     AcquisitionId, Claim, ClientChange, ClientId, Enqueue, EntryState, Extension, GivenUp, Grantee, Holder,

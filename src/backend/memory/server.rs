@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{Entry, Lease, Memory, TransactionId};
 use crate::backend::{Note, micros};
 use crate::clock::CENTURY;
-use crate::engine::policy::{Decision, decide};
+use crate::engine::decision::{Decision, decide};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{
