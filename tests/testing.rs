@@ -787,7 +787,7 @@ impl tracing::Subscriber for WithLease {
 /// On a thread of its own, which a deadlock would stop, and in real time: the expiry is found by
 /// this question, before a timer reports it.
 #[test]
-fn subscriber_may_ask_for_the_majority_that_is_lost() {
+fn subscriber_may_ask_for_lost_majority() {
     let (report, reported) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         // While there is one subscriber, a line that another thread reaches first stays disabled.

@@ -219,7 +219,7 @@ fn frequent_notices_do_not_end_a_lease() {
 
 /// The failed release may not have taken effect.
 #[test]
-fn failed_release_frees_no_name_within_its_hold_time() {
+fn failed_release_keeps_name_for_its_hold_time() {
     for closes in [false, true] {
         let mut fixture = EngineFixture::new();
         let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: None };
@@ -445,7 +445,7 @@ fn late_answer_to_a_release_decides_the_verdict() {
 /// The store says which tokens of the name were taken away last, and granted last. A repeated
 /// release may have ended the holding itself.
 #[test]
-fn verdict_of_an_ended_holding_follows_from_its_name() {
+fn verdict_of_ended_holding_follows_from_its_name() {
     for (is_repeated, lost, latest, expected) in [
         (false, 5, 6, "Lost(Superseded)"),
         (true, 5, 6, "Lost(Superseded)"),
@@ -606,7 +606,7 @@ fn queued_waiter_without_an_answer_is_unanswered() {
 
 /// A try waits for its answer between the reader and the waiter that keeps the reader out.
 #[test]
-fn wait_behind_a_try_and_a_waiter_is_reported() {
+fn wait_behind_try_and_waiter_is_reported() {
     let mut fixture = waits_for_two_names();
     let tries = LeaseSpec { reenters: true, ..spec("a", WaitMode::Try(START + HEARTBEAT_INTERVAL)) };
     fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: tries });
@@ -1080,7 +1080,7 @@ fn waiter_polls_after_an_overtaken_release() {
 
 /// A reader waits behind a writer of its own client.
 #[test]
-fn wait_of_a_reader_behind_a_writer_is_reported() {
+fn wait_of_reader_behind_writer_is_reported() {
     let mut fixture = EngineFixture::new();
     let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
     fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });

@@ -306,7 +306,7 @@ mod tests {
 
     #[cfg(feature = "mysql")]
     #[test]
-    fn proxy_that_has_lost_its_server_is_no_refusal() {
+    fn proxy_without_its_server_is_no_refusal() {
         for number in [2003, 2013, 9001] {
             assert_eq!(Fault::from_mysql(number), Fault::ConnectionLost, "{number}");
         }

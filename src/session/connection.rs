@@ -258,7 +258,7 @@ mod tests {
 
     /// Another client can lock the names from the end of the connection on.
     #[tokio::test]
-    async fn holders_learn_of_the_loss_before_the_connection_ends() {
+    async fn holders_learn_of_loss_before_connection_ends() {
         let (holders, are_told) = (Arc::<Mutex<_>>::default(), Arc::<AtomicBool>::default());
         let end = EndProbe { holders: Arc::clone(&holders), are_told: Arc::clone(&are_told) };
         let server = RefusingServer { _end: Some(end), ..RefusingServer::default() };

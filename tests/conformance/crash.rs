@@ -168,7 +168,7 @@ impl Ordered {
 }
 
 #[tokio::test]
-async fn killed_waiters_delay_nobody() {
+async fn killed_waiters_are_passed_over() {
     let db = fresh().await;
     let locks = db.locks().await;
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");

@@ -295,12 +295,12 @@ async fn failed_fence_stops_no_other_name() {
 }
 
 #[tokio::test]
-async fn fence_of_lease_at_any_isolation_level_stops_no_other_name() {
+async fn fence_stops_no_other_name_at_any_isolation() {
     fence_at_any_isolation_level_stops_no_other_name(|locks, name| locks.lease(name)).await;
 }
 
 #[tokio::test]
-async fn fence_of_shared_lease_at_any_isolation_level_stops_no_other_name() {
+async fn shared_fence_stops_no_other_name_at_any_isolation() {
     fence_at_any_isolation_level_stops_no_other_name(|locks, name| locks.lease(name).shared()).await;
 }
 

@@ -455,7 +455,7 @@ async fn run_polls_no_work_after_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_transaction_is_fenced_by_all_of_them() {
+async fn fence_of_several_leases_needs_all() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let pool = db.pool_of(2).await;
@@ -485,7 +485,7 @@ async fn a_transaction_is_fenced_by_all_of_them() {
 }
 
 #[tokio::test]
-async fn an_owner_enters_again_what_it_holds_already() {
+async fn owner_reenters_held_names_in_joint_request() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     Owner::random()

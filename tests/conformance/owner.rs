@@ -54,7 +54,7 @@ async fn owner_reenters_inside_its_scope() {
 }
 
 #[tokio::test]
-async fn shared_lease_inside_of_exclusive_one_can_be_downgraded() {
+async fn shared_lease_inside_exclusive_can_be_downgraded() {
     let db = fresh().await;
     let (ours, theirs) = (db.locks().await, db.locks().await);
     let owner = Owner::random();

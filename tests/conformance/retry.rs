@@ -458,7 +458,7 @@ async fn aborted_transaction_is_not_reported_as_committed() {
 /// sqlx rolls the whole transaction back when a savepoint fails, or is dropped before it exists.
 /// Except on MySQL, later statements then commit by themselves.
 #[tokio::test]
-async fn transaction_ended_by_savepoint_is_not_reported_as_committed() {
+async fn transaction_ended_by_savepoint_reports_no_commit() {
     let bank = bank().await;
     bank.open(2, "bob").await.expect("insert");
     let (begun, mut known) = (AtomicU32::new(0), [100, 100]);

@@ -404,7 +404,7 @@ async fn timed_out_waiter_unblocks_waiters_behind_it() {
 /// locked.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 #[tokio::test]
-async fn expired_permit_with_open_fence_delays_no_other_permit() {
+async fn expired_fenced_permit_delays_no_other_permit() {
     if DATABASE == crate::support::Database::Sqlite {
         return;
     }

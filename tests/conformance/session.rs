@@ -211,7 +211,7 @@ async fn try_is_answered_while_many_names_are_contended() {
 
 /// The loss schedules the name of the try, which no caller waits for any more.
 #[tokio::test]
-async fn try_on_a_lost_connection_delays_no_other_name() {
+async fn try_on_lost_connection_delays_no_other_name() {
     let db = empty().await;
     if DATABASE == Database::Sqlite {
         // There is no network between.

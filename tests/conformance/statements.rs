@@ -90,7 +90,7 @@ async fn operations_cost_one_file_commit_each() {
 /// Counts the statements, on SQLite the commits, of concurrent requests of one client for different
 /// names.
 #[tokio::test]
-async fn concurrent_names_are_acquired_extended_and_released_in_batches() {
+async fn concurrent_requests_for_many_names_are_batched() {
     const NAMES: u64 = 64;
     let meter = if DATABASE == Database::Sqlite { Meter::on_a_file().await } else { Meter::new().await };
     let locks = meter.locks().await;

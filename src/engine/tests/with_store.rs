@@ -175,7 +175,7 @@ fn waiters_of_other_owners_do_not_join() {
 
 /// Two clients have released the entries of an owner, which keep the name.
 #[test]
-fn owner_waits_for_its_hold_time_without_a_loop() {
+fn owner_waits_for_hold_time_without_loop() {
     let mut client = Client::new();
     let hold_time = HoldTime { at_least: Duration::from_secs(5), at_most: None };
     let spec = LeaseSpec { reenters: true, hold_time, ..spec("a", WaitMode::Wait(None)) };

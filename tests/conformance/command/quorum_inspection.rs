@@ -138,7 +138,7 @@ async fn doctor_names_older_tables_than_the_others() {
 
 /// The library reads the age of the tables there before it counts a vote.
 #[tokio::test]
-async fn doctor_counts_no_vote_without_the_record_of_migrations() {
+async fn doctor_counts_no_vote_without_migration_record() {
     if DATABASE == Database::Sqlite {
         return; // SQLite has no users.
     }

@@ -61,7 +61,7 @@ async fn dotenv_of_the_current_directory_names_the_database() {
 }
 
 #[tokio::test]
-async fn doctor_passes_where_the_embedded_database_was_never_used() {
+async fn doctor_passes_without_an_embedded_database() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     end(started_in(directory.path(), &["doctor"])).await.expect(0);
     assert!(!directory.path().join("state").exists());

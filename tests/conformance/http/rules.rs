@@ -106,7 +106,7 @@ async fn stripe_result_is_saved_whatever_its_status() {
 
 /// It is the layer's answer, not that of the handler, whose effect was rolled back.
 #[tokio::test]
-async fn stripe_does_not_save_that_a_result_cannot_be_saved() {
+async fn stripe_rules_do_not_save_unsavable_results() {
     let (_books, server) = stripe().await;
     for path in ["/charge/stream", "/charge/large"] {
         for _ in 0..2 {

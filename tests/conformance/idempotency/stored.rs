@@ -304,7 +304,7 @@ async fn plain_results_still_replay_with_a_seal() {
 }
 
 #[tokio::test]
-async fn panic_while_a_request_is_opened_stops_no_other() {
+async fn panic_while_opening_request_stops_no_other() {
     let app = app().await;
     let broken = Arc::new(AtomicBool::new(false));
     let is_broken = Arc::clone(&broken);
