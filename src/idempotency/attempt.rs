@@ -4,6 +4,7 @@
 mod step;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
@@ -36,6 +37,9 @@ pub struct Attempt {
     /// Whether a statement that creates the record may still arrive at the database.
     #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "only requests over HTTP are refused"))]
     start_may_linger: bool,
+    /// How many steps have begun and have not failed, and how many completions were tried: after
+    /// any of them, the request may have had an effect.
+    possible_effects: AtomicU32,
     conclusion: Mutex<Conclusion>,
 }
 
@@ -51,7 +55,8 @@ enum Conclusion {
 impl Attempt {
     pub(super) fn new(idempotency: Idempotency, record: Record, lease: Lease, start_may_linger: bool) -> Self {
         let (token, conclusion) = (lease.token(), Mutex::new(Conclusion::Open));
-        Self { idempotency, record, request: None, lease, token, start_may_linger, conclusion }
+        let possible_effects = AtomicU32::new(0);
+        Self { idempotency, record, request: None, lease, token, start_may_linger, possible_effects, conclusion }
     }
 
     /// Returns the principal, or the [digest](crate::idempotency::IdempotencyKey) of a long one.
@@ -123,6 +128,7 @@ impl Attempt {
     }
 
     async fn complete_within<T: Serialize + ?Sized>(&self, result: &T, limit: usize) -> Result<()> {
+        self.possible_effects.fetch_add(1, Ordering::Relaxed);
         let completed = match encode(result, limit).and_then(|bytes| self.done_ending(bytes)) {
             Ok(ending) => self.end(ending).await,
             Err(error) => Err(error),
@@ -285,12 +291,12 @@ impl Attempt {
         self.complete_within(result, usize::MAX).await
     }
 
-    /// Frees the key of a refused request, unless a step, or an earlier attempt, may have had an
-    /// effect. The record also stays while a late statement could create it again as that of an
-    /// attempt that has died.
+    /// Frees the key of a refused request, unless a step, a completed effect or an earlier attempt
+    /// may have taken effect. The record also stays while a late statement could create it again as
+    /// that of an attempt that has died.
     #[cfg(feature = "axum")]
     pub(super) async fn refuse(&self) -> Result<()> {
-        if self.number() > 1 || self.start_may_linger {
+        if self.number() > 1 || self.start_may_linger || self.possible_effects.load(Ordering::Relaxed) > 0 {
             return self.unknown().await;
         }
         let steps = RecordCommand::ListSteps { id: self.record.key.id.clone(), begun: self.record.created_at };

@@ -6,6 +6,7 @@ mod layers;
 mod leased;
 mod rules;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,6 +32,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
 use tracing::Level;
 
 use super::fence::{Counters, add_one, counters, run};
@@ -67,6 +69,11 @@ impl IntoResponse for AppError {
         };
         (status, self.to_string()).into_response()
     }
+}
+
+/// A value that JSON cannot represent.
+fn unwritable() -> BTreeMap<(u8, u8), ()> {
+    BTreeMap::from([((0, 0), ())])
 }
 
 /// The state of the handlers of one process.
@@ -110,6 +117,20 @@ impl AppState {
         self.provider.lock().expect("no panic").push((attempt.provider_key("charge"), attempt.number()));
         match what {
             "nothing" => attempt.forget().await?,
+            "charge-declined" => attempt.step("charge", async || Err(AppError::Declined)).await?,
+            "charge-unsaved" => {
+                attempt.step("charge", async || Ok::<_, Error>(unwritable())).await.expect_err("no JSON");
+                return Err(AppError::Declined);
+            }
+            "charge-dropped" => {
+                let charge = attempt.step("charge", std::future::pending::<Result<(), Error>>);
+                timeout(Duration::from_millis(10), charge).await.expect_err("it has no end");
+                return Err(AppError::Declined);
+            }
+            "incomplete" => {
+                attempt.complete(&unwritable()).await.expect_err("no JSON");
+                return Err(AppError::Declined);
+            }
             "block" => {
                 block_past(|| attempt.lease().remaining(), &self.polls).await;
                 return Ok("charged late".into_response());

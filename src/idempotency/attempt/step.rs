@@ -1,5 +1,7 @@
 //! The steps of an attempt, whose results later attempts reuse.
 
+use std::sync::atomic::Ordering;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Transaction;
@@ -37,7 +39,11 @@ impl Attempt {
         if !self.lease.is_held() {
             return Err(self.lease.loss_error(self.lease.loss_cause()).into());
         }
-        let result = work().await?;
+        // Also counts a step whose future is dropped, and one whose result cannot be stored.
+        self.possible_effects.fetch_add(1, Ordering::Relaxed);
+        let result = work().await.inspect_err(|_| {
+            self.possible_effects.fetch_sub(1, Ordering::Relaxed);
+        })?;
         let bytes = self.seal(Content::Step(name), encode_legibly(&result, self.idempotency.result_limit)?)?;
         let command = RecordCommand::StoreStep { step: self.step_key(name)?, token: self.token.get(), result: bytes };
         if self.idempotency.send(command).await?.changed == 0 {

@@ -185,6 +185,21 @@ async fn under_a_lease_named_refusals_free_the_key() {
     server.post("/provider/402", "b").await.is(409, "outcome-unknown");
 }
 
+/// A handler that answers with the status of a refusal after an effect cannot free the key.
+#[tokio::test]
+async fn refusal_after_possible_effect_is_unknown() {
+    for mode in ["provider", "layered"] {
+        let (_books, server) = shop().await;
+        for what in ["charge-unsaved", "charge-dropped", "incomplete"] {
+            let path = format!("/{mode}/{what}");
+            assert_eq!(server.post(&path, what).await.status, 402, "{path}");
+            server.post(&path, what).await.is(409, "outcome-unknown");
+        }
+        assert_eq!(server.post(&format!("/{mode}/charge-declined"), "a").await.status, 402);
+        assert!(is_new(&server, "a").await, "{mode}");
+    }
+}
+
 #[tokio::test]
 async fn ambiguous_statuses_cannot_be_named_as_refusals() {
     let (_books, server) = shop().await;
