@@ -11,11 +11,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Transaction;
 
-use super::handle::{Idempotency, STORE_RESULT, record_error};
+use super::handle::{Idempotency, STORE_RESULT, record_error, stale_snapshot_error};
 use super::outcome::{encode, encode_legibly};
 use super::seal::Content;
 use crate::backend::records::{self, AttemptEnding, Record, RecordCommand, RecordState};
-use crate::backend::{Database, digest, hex, micros};
+use crate::backend::{Database, Kind, digest, hex, micros};
 use crate::error::{Error, LossCause, Result};
 use crate::lease::handle::Lease;
 use crate::lease::run::while_held;
@@ -151,8 +151,9 @@ impl Attempt {
     /// # Errors
     ///
     /// [`Error::Lost`], [`Error::AlreadyCompleted`], [`Error::Unknown`], [`Error::Json`],
-    /// [`Error::ResultTooLarge`], [`Error::Sealed`], [`Error::Row`], and the errors of any
-    /// statement. After an error, nothing is recorded.
+    /// [`Error::ResultTooLarge`], [`Error::Sealed`], [`Error::Row`], a
+    /// [conflict](Error::is_conflict) if the transaction began before the attempt on PostgreSQL
+    /// above READ COMMITTED, and the errors of any statement. After an error, nothing is recorded.
     ///
     /// # Cancel safety
     ///
@@ -168,6 +169,7 @@ impl Attempt {
         let ended = records::end::<DB>(tx, id, self.token.get(), &ending).await.map_err(failed)?;
         if ended == 0 {
             let found = records::read::<DB>(tx, id, DB::CURRENT_READ).await.map_err(failed)?;
+            self.check_snapshot::<DB>(found.as_ref()).await?;
             self.check_ending(&ending, found.as_ref())?;
         }
         self.set_conclusion(Conclusion::InTransaction);
@@ -254,6 +256,19 @@ impl Attempt {
         }
         let found = self.idempotency.send(RecordCommand::Read(self.record.key.clone())).await?;
         self.check_ending(&ending, found.records.first())
+    }
+
+    /// Returns an error if a transaction of the caller cannot see this attempt, as it read the
+    /// record, although the attempt is the latest. On PostgreSQL above READ COMMITTED, a transaction
+    /// reads as of its first statement, which may be earlier than the attempt. (The other databases
+    /// read the latest record, or refuse the statement.)
+    async fn check_snapshot<DB: Database>(&self, found: Option<&Record>) -> Result<()> {
+        let is_ours = |record: &Record| record.token == self.token.get();
+        if DB::KIND != Kind::Postgres || found.is_some_and(is_ours) {
+            return Ok(());
+        }
+        let latest = self.idempotency.send(RecordCommand::Read(self.record.key.clone())).await?;
+        if latest.records.first().is_some_and(is_ours) { Err(stale_snapshot_error()) } else { Ok(()) }
     }
 
     /// Returns an error unless the attempt has ended in this way before.

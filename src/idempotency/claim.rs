@@ -7,12 +7,12 @@ use serde::Serialize;
 use sqlx::Transaction;
 use tokio::time::Instant;
 
-use super::handle::{Idempotency, STORE_RESULT, record_error};
+use super::handle::{Idempotency, STORE_RESULT, record_error, stale_snapshot_error};
 use super::key::{Fingerprint, IdempotencyKey};
 use super::outcome::{Outcome, Stored, encode};
 use super::seal::{Content, Seal};
-use crate::backend::Database;
 use crate::backend::records::{self, ClaimOutcome, ClaimRequest, RecordCommand, RecordState};
+use crate::backend::{Database, Kind};
 use crate::error::{Error, Result};
 
 /// How often a claim is read while its state keeps changing.
@@ -124,7 +124,13 @@ impl Idempotency {
                         None => {}
                     }
                 } else if claim.issued {
-                    return Ok(Outcome::Expired);
+                    // On PostgreSQL above READ COMMITTED, a transaction does not see a token that
+                    // was issued after its first statement.
+                    if DB::KIND != Kind::Postgres {
+                        return Ok(Outcome::Expired);
+                    }
+                    let outcome = self.peek(claim).await?;
+                    return outcome.map(Outcome::without_new).ok_or_else(stale_snapshot_error);
                 }
                 let before = rival;
                 rival = DB::rival(tx, claim).await.map_err(failed)?;

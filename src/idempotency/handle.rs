@@ -299,12 +299,14 @@ impl fmt::Debug for Idempotency {
 
 /// Makes the errors of statements on the records in a transaction of the caller.
 pub(super) fn record_error<DB: Database>(attempted: &'static str) -> impl Fn(sqlx::Error) -> Error + Copy {
-    move |error| {
-        let cause = match DB::lock_failure(&error) {
-            Some(LockFailure::StaleSnapshot) => RowError::StaleSnapshot,
-            Some(LockFailure::Deferred) => RowError::Deferred,
-            _ => return Error::from_sqlx(attempted, error),
-        };
-        Error::Row { table: TABLE.into(), cause }
+    move |error| match DB::lock_failure(&error) {
+        Some(LockFailure::StaleSnapshot) => stale_snapshot_error(),
+        Some(LockFailure::Deferred) => Error::Row { table: TABLE.into(), cause: RowError::Deferred },
+        _ => Error::from_sqlx(attempted, error),
     }
+}
+
+/// Makes the error of a transaction that does not see the latest records.
+pub(super) fn stale_snapshot_error() -> Error {
+    Error::Row { table: TABLE.into(), cause: RowError::StaleSnapshot }
 }

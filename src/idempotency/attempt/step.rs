@@ -81,6 +81,7 @@ impl Attempt {
         // Without this, another attempt could begin before this transaction commits, and not see
         // the step.
         if !records::lock_attempt::<DB>(tx, &step.id, self.token.get()).await.map_err(failed)? {
+            self.check_snapshot::<DB>(None).await?;
             return Err(self.lost_error());
         }
         match records::store_step::<DB>(tx, &step, self.token.get(), &bytes).await.map_err(failed)? {

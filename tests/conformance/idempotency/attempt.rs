@@ -438,3 +438,40 @@ async fn attempt_waits_for_step_of_its_predecessor() {
     drop(first);
     assert_eq!(soon("the next attempt", next).await.expect("no panic"), Some(5));
 }
+
+/// A transaction may read as of a moment before the attempt, or before the token was issued. It
+/// reports no loss and no expiry then.
+#[tokio::test]
+async fn older_transaction_reports_no_loss_or_expiry() {
+    for level in levels() {
+        if DATABASE == Database::Sqlite && *level != "DEFERRED" {
+            continue; // No attempt begins beside such a transaction.
+        }
+        let app = app().await;
+        let isolated = app.counters.at(level).await;
+        let older = async || {
+            let mut tx = isolated.begin().await;
+            sqlx::raw_sql("SELECT value FROM counter WHERE id = 2").fetch_all(&mut *tx).await.expect("read");
+            tx
+        };
+        let check = |answer: sqlock::Result<()>| match answer {
+            Ok(()) | Err(Error::Row { cause: RowError::StaleSnapshot | RowError::Deferred, .. }) => {}
+            Err(error) => panic!("{level}: {}", error.report()),
+        };
+        for (key, stores_step) in [("a", true), ("b", false)] {
+            let mut tx = older().await;
+            let attempt = attempt(app.payments.attempt(&alice(key), &request()).await).await;
+            check(match stores_step {
+                true => attempt.record_step(&mut tx, "charge", &1).await,
+                false => attempt.complete_in(&mut tx, &1).await,
+            });
+            tx.rollback().await.expect("rollback");
+        }
+        let mut tx = older().await;
+        let token = app.payments.issue("alice", Duration::from_secs(60)).await.expect("issue");
+        let key = IdempotencyKey::issued("alice", token);
+        let begun = app.payments.begin(&mut tx, &key, &request()).await;
+        check(begun.map(|outcome| assert!(matches!(outcome, Outcome::New(_)), "{level}: {outcome:?}")));
+        tx.rollback().await.expect("rollback");
+    }
+}
