@@ -55,7 +55,10 @@ impl Fault {
             // standby confirms has committed.
             sqlx::Error::Database(source) => {
                 let source = source.as_ref();
-                Self::from_error(error) == Self::ConnectionLost || is_sqlite_io_error(source) || is_interrupted(source)
+                Self::from_error(error) == Self::ConnectionLost
+                    || ends_session(source)
+                    || is_sqlite_io_error(source)
+                    || is_interrupted(source)
             }
             _ => true,
         }
@@ -94,7 +97,7 @@ impl Fault {
                 // A pooler uses the class of lost connections for requests that it will refuse
                 // again.
                 Some(_) => Self::Final,
-                None => Self::from_postgres(error.code()),
+                None => Self::from_postgres(error.code(), ends_session(error)),
             });
         }
         #[cfg(feature = "mysql")]
@@ -111,8 +114,11 @@ impl Fault {
 
     /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>
     #[cfg(feature = "postgres")]
-    fn from_postgres(code: &str) -> Self {
+    fn from_postgres(code: &str, ends_session: bool) -> Self {
         match code {
+            // internal_error. With it, Pgpool-II ends a session whose server it has lost, also
+            // during a COMMIT.
+            "XX000" if ends_session => Self::ConnectionLost,
             // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped,
             // idle_session_timeout, idle_in_transaction_session_timeout, transaction_timeout; class
             // 08 is connection_exception.
@@ -252,6 +258,17 @@ fn is_interrupted(error: &dyn DatabaseError) -> bool {
     false
 }
 
+/// Returns whether PostgreSQL, or a pooler in front of it, has ended the session with this error.
+fn ends_session(error: &dyn DatabaseError) -> bool {
+    #[cfg(feature = "postgres")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+        use sqlx::postgres::PgSeverity;
+        return matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic);
+    }
+    let _ = error;
+    false
+}
+
 /// Returns whether SQLite could not read, write or sync a file. A COMMIT may fail so after its
 /// commit point: the journal is deleted and its directory cannot be synced, or the end of the
 /// database file cannot be cut off; or the commit stands in the WAL and cannot be synced, where a
@@ -283,9 +300,16 @@ pub(super) fn is_sqlite_error(error: &sqlx::Error) -> bool {
     return false;
 }
 
-#[cfg(all(test, any(feature = "mysql", feature = "sqlite")))]
+#[cfg(all(test, any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn internal_error_that_ends_session_is_no_race() {
+        assert_eq!(Fault::from_postgres("XX000", false), Fault::Race);
+        assert_eq!(Fault::from_postgres("XX000", true), Fault::ConnectionLost);
+    }
 
     /// SQLITE_IOERR, SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_TRUNCATE; and
     /// SQLITE_BUSY, SQLITE_FULL, SQLITE_CONSTRAINT_FOREIGNKEY.
