@@ -235,15 +235,16 @@ impl Engine {
         let Some(token) = found.filter(|token| holding.has_token(*token)) else {
             return self.lose(now, name, id, LossCause::Superseded);
         };
-        // A change may have been answered in a later epoch.
-        holding.epoch = holding.epoch.max(epoch);
+        // A change may have been answered in a later epoch. A new suspicion needs another look.
+        if !holding.may_be_lost {
+            holding.epoch = holding.epoch.max(epoch);
+        }
         // If a later epoch has begun, another look follows. The beats before this look have extended
         // the holding all the same: otherwise frequent notices would let it expire.
         let extended_at = beat_at.filter(|_| holding.is_renewed && self.heartbeat.is_uninterrupted_since(epoch));
         if let Some(extended_at) = extended_at {
             holding.deadline = holding.deadline.max(extended_at + relied_on(holding.ttl));
         }
-        holding.may_be_lost = false;
         let requested_up_to = polled.map_or(0, |polled| polled.row.asked);
         for lease in holding.leaving.drain(..looking_for) {
             self.actions.push(Action::Released { lease, verdict: Verdict::Held });
@@ -376,6 +377,7 @@ impl Engine {
             (Step::Look(id), _) => {
                 if let Some(holding) = state.holding(id) {
                     holding.look_at = Some(now + LOOK_RETRY_PAUSE);
+                    holding.may_be_lost = true;
                     let looking_for = holding.looking_for.take().unwrap_or(0);
                     for lease in holding.leaving.drain(..looking_for) {
                         self.actions.push(Action::Released { lease, verdict: Verdict::Failed(error.clone()) });

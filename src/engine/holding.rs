@@ -234,6 +234,8 @@ impl Holding {
     pub(super) fn look(&mut self) {
         self.looking_for = Some(self.leaving.len());
         self.look_at = None;
+        // A suspicion that comes while this look is in flight needs another one.
+        self.may_be_lost = false;
         if let Some(first) = self.amendments.front_mut().filter(|first| first.state == AmendmentState::Refused) {
             first.state = AmendmentState::LookingUp;
         }

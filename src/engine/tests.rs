@@ -512,6 +512,20 @@ fn suspected_loss_is_looked_up_at_once() {
     }
 }
 
+/// The answer to a look was given before the second suspicion.
+#[test]
+fn suspicion_during_a_look_needs_another_look() {
+    let mut fixture = EngineFixture::new();
+    let token = token(5);
+    let (claim, _) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+    let look_up = || Input::LookUp { name: claim.name.clone() };
+    fixture.feed(look_up());
+    fixture.feed(look_up());
+    fixture.answer(is_poll_of("a"), held_by(&claim, token, claim.ttl, 0));
+    fixture.answer(is_poll_of("a"), Response::Polled(None));
+    assert!(fixture.has_acted(|action| matches!(action, Action::Lost { .. })), "{:?}", fixture.actions);
+}
+
 /// The beat that fails must leave time for another one before any lease ends.
 #[test]
 fn heartbeat_timeout_follows_the_shortest_ttl() {
