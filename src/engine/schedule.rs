@@ -43,10 +43,10 @@ impl Engine {
         }
     }
 
-    /// Returns how long the answer to a heartbeat may take: the rest must suffice for another beat
-    /// before any lease ends.
+    /// Returns how long the answer to a heartbeat may take: a third of the shortest TTL. The first
+    /// third passes before the beat is sent, and the last must suffice for another beat.
     pub(crate) fn heartbeat_timeout(&self) -> Duration {
-        (self.shortest().unwrap_or(HEARTBEAT_INTERVAL) / 4).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+        (self.shortest().unwrap_or(HEARTBEAT_INTERVAL) / 3).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
     /// Returns the shortest TTL that the heartbeat renews. `None`: no heartbeat is needed.

@@ -534,9 +534,9 @@ fn heartbeat_timeout_follows_the_shortest_ttl() {
     let seconds = Duration::from_secs;
     for (waiter, name, ttl, timeout) in [
         (1, "a", seconds(60), LONGEST_TIMEOUT),
-        (2, "b", seconds(10), seconds(10) / 4),
-        (3, "c", seconds(1), seconds(1) / 4),
-        (4, "d", seconds(10), seconds(1) / 4),
+        (2, "b", seconds(10), seconds(10) / 3),
+        (3, "c", seconds(1), seconds(1) / 3),
+        (4, "d", seconds(10), seconds(1) / 3),
     ] {
         fixture.hold(waiter, LeaseSpec { ttl, ..spec(name, WaitMode::Wait(None)) }, token);
         assert_eq!(fixture.engine.heartbeat_timeout(), timeout, "{name}");

@@ -16,7 +16,7 @@ use crate::support::worker::Worker;
 use crate::support::{Database, LONG, TestDatabase, builder, connect, fresh, soon};
 
 /// The number of leases held during the fault, and their TTL. Deaf connections are found by the
-/// silence of the server: a quarter of the TTL, and four seconds without the suspicion. A busy
+/// silence of the server: a third of the TTL, and four seconds without the suspicion. A busy
 /// machine needs the rest.
 const LEASES: usize = 50;
 const TTL: Duration = Duration::from_secs(6);

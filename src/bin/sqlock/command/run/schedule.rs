@@ -21,8 +21,8 @@ pub struct KillTerms {
 
 impl KillTerms {
     pub fn new(ttl: Duration, kill_after: Duration, signal: Signal) -> Self {
-        // A heartbeat goes out each third of the TTL at the latest, the first at 5/12. A lead of
-        // more than another third would stop commands whose lease is about to be renewed.
+        // A heartbeat goes out each third of the TTL at the latest, and its answer may take another
+        // third. A longer lead would stop commands whose lease is about to be renewed.
         Self { kill_after: kill_after.min(ttl / 3), kill_lead: (ttl / 10).min(Duration::from_secs(1)), signal }
     }
 
