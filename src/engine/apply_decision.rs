@@ -232,6 +232,10 @@ impl Engine {
         if let Some(state) = self.names.get_mut(name) {
             (state.overtaken, state.may_be_fenced) = (0, false);
             state.is_contended = !transition.is_last;
+            // Entries that were not read follow those that have expired.
+            if granted.is_empty() && !transition.expired.is_empty() && !transition.is_last {
+                state.read_at = Some(now);
+            }
         }
         // Without a change, other holders keep the name.
         if !granted.is_empty() || matches!(transition.change, HolderChange::None) {

@@ -866,6 +866,20 @@ fn new_client_passes_over_silent_entries_later() {
     assert!(fixture.open.iter().any(|(_, body)| is_transition(body)), "{:?}", fixture.open);
 }
 
+/// A read is limited to some entries, and all of them have expired.
+#[test]
+fn entries_behind_expired_ones_are_read_at_once() {
+    let mut fixture = EngineFixture::new();
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
+    fixture.answer(is_acquire, Response::Acquired(Err(CurrentHolder::Vacant)));
+    fixture.answer(is_enqueue, Response::Enqueued(CurrentHolder::Vacant));
+    fixture.engine.gap_free_from = START;
+    let Response::Read(Some(read)) = queue(Holder::Nobody, vec![entry_of_another(None)]) else { unreachable!() };
+    fixture.answer(is_read, Response::Read(Some(Queue { is_cut_off: true, ..read })));
+    fixture.answer(is_transition, Response::Transitioned(Some(Vec::new())));
+    assert!(fixture.open.iter().any(|(_, body)| is_read(body)), "{:?}", fixture.open);
+}
+
 /// The name was swept, or the store has lost it.
 #[test]
 fn release_without_a_row_reads_it_once() {
