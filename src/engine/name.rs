@@ -152,17 +152,24 @@ impl NameState {
     /// Returns whether the store has not answered a waiter: a request that it needs has been in
     /// flight for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
-        let is_silent = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
+        let is_busy_for = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let waits_for_answer = |waiter: &Waiter| match waiter.state {
-            _ if waiter.tries() => is_silent(SLOW_ANSWER),
+            _ if waiter.tries() => is_busy_for(SLOW_ANSWER),
             WaiterState::New => {
-                let is_first = self.first().is_some_and(|first| first.id == waiter.id);
                 let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SLOW_ANSWER);
-                is_first && is_long && is_silent(SLOW_ANSWER) && self.holdings.is_empty()
+                is_long && self.is_silent(now)
             }
-            _ => is_silent(UNREACHABLE_AFTER),
+            _ => is_busy_for(UNREACHABLE_AFTER),
         };
         self.waiters.iter().any(|waiter| waiter.id == id && waits_for_answer(waiter))
+    }
+
+    /// Returns whether the store has not answered anything about the name for a while: neither this
+    /// client nor its first waiter knows whether the name is held.
+    pub(super) fn is_silent(&self, now: Moment) -> bool {
+        self.holdings.is_empty()
+            && self.first().is_some_and(|first| first.state == WaiterState::New)
+            && self.busy_since.is_some_and(|since| now.since(since) >= SLOW_ANSWER)
     }
 
     /// Returns the places of the waiters that may have an entry in the store: the first ones behind

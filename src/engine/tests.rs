@@ -79,6 +79,9 @@ fn refusal_of_wait(length: Duration) -> Refusal {
     refusals.last().expect("a refusal")
 }
 
+/// Longer than a round trip to a store that answers.
+const SHORT_WAIT: Duration = Duration::from_millis(200);
+
 /// Longer than any wait for a withdrawal.
 const WITHDRAWN_LATEST: Duration = Duration::from_secs(1);
 
@@ -87,9 +90,26 @@ fn short_wait_times_out_on_a_slow_machine() {
     assert!(matches!(refusal_of_wait(Duration::from_millis(50)), Refusal::Timeout));
 }
 
+/// Neither a try nor another wait learns from a waiter ahead that the name is held.
+#[test]
+fn callers_behind_unanswered_waiter_are_unanswered() {
+    let mut fixture = EngineFixture::new();
+    let until = |time| WaitMode::Wait(Some(START + time));
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: spec("a", until(SHORT_WAIT)) });
+    fixture.pass(SHORT_WAIT);
+    fixture.pass(WITHDRAWN_LATEST);
+    let spec = spec("a", WaitMode::Try(fixture.now + HEARTBEAT_INTERVAL));
+    fixture.feed(Input::Acquire { waiter: WaiterId(3), spec });
+    for waiter in [WaiterId(2), WaiterId(3)] {
+        let is_meant = |action: &Action| matches!(action, Action::Refused { waiter: refused, refusal: Refusal::NoAnswer } if *refused == waiter);
+        assert!(fixture.has_acted(is_meant), "{waiter:?}: {:?}", fixture.actions);
+    }
+}
+
 #[test]
 fn long_wait_without_an_answer_is_unanswered() {
-    assert!(matches!(refusal_of_wait(Duration::from_millis(200)), Refusal::NoAnswer));
+    assert!(matches!(refusal_of_wait(SHORT_WAIT), Refusal::NoAnswer));
 }
 
 /// The dialogue of an engine with a store whose answers the test gives.

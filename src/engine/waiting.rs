@@ -48,7 +48,8 @@ impl Engine {
         }
         let has_waiters = state.waiters.iter().any(|waiter| !waiter.tries());
         if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || has_waiters))) {
-            return self.refuse(id, Refusal::Taken);
+            let refusal = if state.is_silent(now) { Refusal::NoAnswer } else { Refusal::Taken };
+            return self.refuse(id, refusal);
         }
         let holder = self.holder.clone();
         let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_renewed, mode, ttl, holder, label };

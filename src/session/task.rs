@@ -136,7 +136,8 @@ impl SessionTask {
             state.waiters.pop_front();
         }
         if let Some(first) = state.waiters.front() {
-            if waiter.is_try {
+            // In an outage, nobody knows whether the waiters ahead have to wait.
+            if waiter.is_try && self.outage.is_none() {
                 let _ = waiter.reply.send(Ok(None));
                 return;
             }
@@ -187,7 +188,7 @@ impl SessionTask {
                 },
             };
             if !is_granted {
-                return self.refuse_first(name);
+                return self.refuse_tries(name);
             }
             self.grant_first(name, shared);
         }
@@ -211,15 +212,15 @@ impl SessionTask {
         let _ = first.reply.send(Ok(Some(grant)));
     }
 
-    /// Refuses the first waiter if it tries once, and lets the others wait.
-    fn refuse_first(&mut self, name: &LockName) {
+    /// Refuses the waiters that try once, and lets the others wait.
+    fn refuse_tries(&mut self, name: &LockName) {
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
-        if state.waiters.front().is_some_and(|first| first.is_try)
-            && let Some(first) = state.waiters.pop_front()
-        {
-            let _ = first.reply.send(Ok(None));
+        let (tries, waiters) = std::mem::take(&mut state.waiters).into_iter().partition(|waiter| waiter.is_try);
+        state.waiters = waiters;
+        for Waiter { reply, .. } in tries {
+            let _ = reply.send(Ok(None));
         }
         for waiter in &state.waiters {
             waiter.is_contended.store(true, Ordering::Release);
