@@ -75,6 +75,11 @@ impl FromStr for Owner {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        Uuid::try_parse(text).map(Self).map_err(|_| Error::InvalidOwner)
+        // The parser also accepts longer forms, with hyphens, braces or a prefix.
+        Some(text)
+            .filter(|text| text.len() == 32)
+            .and_then(|text| Uuid::try_parse(text).ok())
+            .map(Self)
+            .ok_or(Error::InvalidOwner)
     }
 }
