@@ -102,7 +102,8 @@ pub enum Error {
     },
 
     /// The request was sent, its reply was lost, and a later look at the database did not show
-    /// whether it took effect.
+    /// whether it took effect. Or the outcome of the attempt with this idempotency key is recorded
+    /// as unknown.
     #[error("it is not known whether the attempt to {attempted} {:?} took effect", .name.as_str())]
     Unknown {
         /// The operation that failed.
@@ -113,8 +114,9 @@ pub enum Error {
 
     /// The connection was lost during the commit of a [`Retry`](crate::retry::Retry) or of an
     /// [`Idempotency::run`](crate::idempotency::Idempotency::run), or SQLite met an I/O error in
-    /// the commit, or, on MySQL or SQLite, a statement of the closure had ended the transaction.
-    /// The transaction may have taken effect: read the data before running it again.
+    /// the commit, or, on MySQL or SQLite, a statement of the closure had ended the transaction, or
+    /// a savepoint of the closure had failed or was dropped. The transaction may have taken effect:
+    /// read the data before running it again.
     #[error("it is not known whether the transaction was committed")]
     CommitUnknown {
         /// The error of the driver.
@@ -153,7 +155,7 @@ pub enum Error {
         supported: i64,
     },
 
-    /// The database refused a statement. Another attempt ends alike, unless the error is
+    /// The database refused a statement. A repeated attempt fails the same way, unless the error is
     /// [retryable](Self::is_retryable) or a [conflict](Self::is_conflict), as after a deadlock.
     #[error("the database refused the attempt to {attempted}")]
     Database {

@@ -4,9 +4,9 @@
 //! A connection is opened when all open ones are busy.
 //!
 //! An operation runs to its end even if the future of its caller is dropped. It is sent again when
-//! its connection is lost or the database rolled it back because of a conflict; during the pause
-//! before that, its connection serves other operations. A panic ends the operation and its
-//! connection.
+//! its connection is lost, or when the database rolled it back because of a conflict, ended its
+//! wait for a lock, or had no capacity for it; during the pause before that, its connection serves
+//! other operations. A panic ends the operation and its connection.
 //!
 //! When the heartbeat's connection is lost, or any other one is silent for too long, the others are
 //! suspect, because they use the same network and may lead to a server that is no longer the
@@ -17,7 +17,7 @@
 //! leaves undone are sent alone.
 //!
 //! The queue is unbounded. It stays short, because a caller submits one operation at a time, and
-//! the engine sends one change per name and one lookup of its holdings.
+//! the engine sends one change per name and one lookup for each of its holdings.
 
 mod request_error;
 mod task;

@@ -30,7 +30,7 @@
 //! | for one transaction, and an operator must see who holds it and who waits | [`Locks::lease`] and [`Lease::fence`] | row locks have no queue of their own, no events and no metrics, and a drain does not wait for them |
 //! | for one transaction, on something that is not a row | [`Locks::row`] | the same for a name |
 //! | for one transaction, on whichever rows are free | [`Locks::rows_where`] with `skip_locked` | no worker waits, and the rows of a dead worker are free again |
-//! | while a user thinks | [`Versioned`] | nothing is held; a late write fails |
+//! | while a user edits a form | [`Versioned`] | nothing is held; a late write fails |
 //! | for longer than a transaction | [`Locks::lease`] | it outlives connections, its holder learns of its loss, and [`Lease::fence`] then protects the data |
 //! | for ever: it must not happen twice | [`Idempotency`], with [used keys refused](crate::idempotency::AfterRetention::Refuse) or with a retention longer than any client repeats a request | claim, effect and result are one transaction, and a repeated request receives the result. After the retention, 24 hours by default, a key counts as new |
 //! | for some seconds, cheaply, and may be lost | [`Locks::session`] | nothing is written; it ends with the connection |
@@ -40,9 +40,9 @@
 //! | | statements | connections | waiting | when its holder dies |
 //! |---|---|---|---|---|
 //! | conditional update | your own | the transaction's | in the database, for the row | rolled back |
-//! | row lock | 1 in the transaction; once a minute 1 of the client for a name; 3 for a limited wait on PostgreSQL | the transaction's | in the database, with a connection each | rolled back at once, if the server notices |
+//! | row lock | 1 in the transaction; once a minute 1 more, by the client for a name and in the transaction for the index of a table; 3 for a limited wait on PostgreSQL | the transaction's | in the database, with a connection each | rolled back at once, if the server notices |
 //! | version | 1, and your own read; 1 more when it fails | the transaction's, or any | none; a failed write is repeated | nothing was held |
-//! | lease | 1 to acquire (several if it is shared), 1 to release, 1 each third of the shortest TTL, at least 1 a second, to renew, however many are held | 3 at most for all leases of a client (SQLite: 2) | in a queue, first come, first served | free after the TTL at most |
+//! | lease | 1 to acquire (several if it is shared, except on PostgreSQL), 1 to release, 1 each third of the shortest TTL, at least 1 a second, to renew, however many are held | 3 at most for all leases of a client (SQLite: 2) | in a queue, first come, first served | free after the TTL at most |
 //! | fence | 1, the first in its transaction | the transaction's | the next holder, until the transaction ends | rolled back |
 //! | idempotency | 2 in its transaction; MySQL and MariaDB 1 more of the client | the transaction's | a duplicate receives "in progress", or waits without a connection | rolled back, and the key is free, once the server notices |
 //! | session lock | 1 to acquire, 1 to release, 1 a second for all | 1 for all of a client | by asking again | free when the server notices |

@@ -31,10 +31,10 @@ pub use builder::LocksBuilder;
 /// A client is made from the application's sqlx pool. It opens at most three connections of its own
 /// with that pool's connect options, when they are first needed, however many leases it holds or
 /// waits for: one for heartbeats alone, and two for everything else (on SQLite one). All [session
-/// locks](Self::session) live on one more connection, which is open only while there are any
-/// (opening it takes a second one on PostgreSQL). Hooks of the pool, such as `after_connect`, do
-/// not run on these connections: put required settings, such as a `search_path`, into the connect
-/// options. On PostgreSQL and MySQL, later connections have the options of
+/// locks](Self::session) live on one more connection, which is closed 5 seconds after the last of
+/// them (opening it takes a second one on PostgreSQL). Hooks of the pool, such as `after_connect`,
+/// do not run on these connections: put required settings, such as a `search_path`, into the
+/// connect options. On PostgreSQL and MySQL, later connections have the options of
 /// [`Pool::set_connect_options`](sqlx::Pool::set_connect_options), such as a new password. A SQLite
 /// database in memory exists in the pool's own connections only, so the client borrows one for each
 /// statement.
@@ -114,6 +114,8 @@ impl Locks {
     /// The view `sqlock_holders` shows people and dashboards the [holders and waiters](Self::list)
     /// of all names with their times.
     ///
+    /// A migration waits up to 30 seconds for another process that migrates the same database.
+    ///
     /// The history is in `_sqlock_migrations`, apart from the application's own `_sqlx_migrations`.
     ///
     /// # Errors
@@ -145,8 +147,9 @@ impl Locks {
         LeaseAllRequest::new(self.lease(""), names)
     }
 
-    /// Returns a semaphore: at most `permits` are held under a name at a time, by any number of
-    /// processes.
+    /// Returns a semaphore: at most `permits`, 1 to 2 147 483 647, are held under a name at a time,
+    /// by any number of processes. With another number, requests for permits fail with
+    /// [`Error::Permits`](crate::Error::Permits).
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
         Semaphore::new(self.lease(name), permits)
     }

@@ -42,7 +42,7 @@ pub(crate) fn decide(
 
 /// Decides the next transition of a name whose expired holding entries cannot be ended, because
 /// transactions that they fence keep them locked: they share the name as if they had not expired.
-/// Returns `None` if nobody can be granted the name beside them.
+/// Returns `None` if no entry can be granted the name beside them.
 pub(super) fn decide_beside_expired(
     name: &LockName,
     queue: &Queue,

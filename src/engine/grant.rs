@@ -169,8 +169,8 @@ impl Engine {
         }
     }
 
-    /// Handles a grant by a transition or a release. It lasts for `remaining` from `since`, when a
-    /// request was sent whose answer told so.
+    /// Handles a grant by a transition or a release. It lasts for `remaining` from `since`, the
+    /// time at which the request that reported the grant was sent.
     pub(super) fn on_granted_by_other(
         &mut self,
         now: Moment,

@@ -44,6 +44,20 @@ pub(super) enum Step {
 
 impl NameState {
     /// Returns the next statement, if one is due. `is_steady`: expired entries are dead.
+    ///
+    /// Of several, the first of:
+    ///
+    /// 1. a look at a holding, which need not wait for the answer to another statement;
+    /// 2. the release of a holding;
+    /// 3. a change of a holding that a caller requested;
+    /// 4. the withdrawal of an acquisition;
+    /// 5. the end of the renewal of an exported lease;
+    /// 6. a read of the queue, to grant the name to the next entry;
+    /// 7. what the waiters need;
+    /// 8. the extension of a holding.
+    ///
+    /// Statements 2, 3, 4 and 6 may grant the name to another client. Waiters of this client that
+    /// came earlier get entries first, so that they keep their places.
     pub(super) fn next(
         &mut self,
         name: &LockName,
@@ -70,8 +84,7 @@ impl NameState {
         let amendable = self.holdings.iter().filter(|holding| holding.retry_at <= now);
         let amendment = amendable.filter_map(|h| Some((h.id(), h.token, h.next_amendment()?))).next();
         if let Some((id, token, amendment)) = amendment {
-            // A downgrade lets other clients in. Waiters of this client that came earlier get
-            // entries first, so that they keep their places.
+            // Of the changes, only a downgrade lets other clients in.
             if amendment == Amendment::Downgrade
                 && let Some(enqueue) = self.enqueue(now)
             {
@@ -79,8 +92,6 @@ impl NameState {
             }
             return Some((Step::Amend(id), amend(name, id, token, amendment)));
         }
-        // The statements below may grant the name to another client. Waiters of this client that
-        // came earlier get entries first, so that they keep their places.
         let serves =
             self.read_at.is_some_and(|due| due <= now) || self.withdrawals.iter().any(|other| other.due <= now);
         if serves && let Some(enqueue) = self.enqueue(now) {

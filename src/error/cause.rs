@@ -5,7 +5,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// The lease expired before a heartbeat succeeded.
+    /// The lease expired before a heartbeat succeeded, or before a lease [without
+    /// renewal](crate::LeaseRequest::renew) was extended.
     #[error("it expired before it was renewed")]
     Expired,
     /// The database reports that the lease has ended: another owner took it over after it expired,

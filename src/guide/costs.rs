@@ -8,7 +8,7 @@
 //! | hand over to a waiter of another process | PostgreSQL 1, SQLite 2, MariaDB 3, MySQL 4. The number of waiters does not change it. The new holder sends 1 more, which sets its TTL: after 0.2 s, if it still holds the lease; for a lease that is not renewed, before `acquire` returns |
 //! | hand over to the next waiter in this process | 1, instead of a release and an acquire |
 //! | renew everything that a client holds or waits for | 1 a heartbeat, at a third of the shortest TTL, at least once a second |
-//! | release | 1; on PostgreSQL it does not wait for the disk unless it hands the name over, or a synchronous standby is required: if the server crashes within a second, its client repeats it, and without the client the name is free after its TTL |
+//! | release | 1; on PostgreSQL it does not wait for the disk unless it hands the name over, or a synchronous standby is required: if the server crashes within a second, the next heartbeat of its client repeats it; a client that neither holds nor waits sends none, and the name is free after its TTL |
 //! | acquire, extend or release many names at once in one process | PostgreSQL and SQLite 1 for up to 256 of them, MariaDB 3 or 4 and MySQL 6 or 7 in one round trip for up to 40 |
 //! | enter again, in the same client | 0 |
 //! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction, and on PostgreSQL and SQLite 1 that checks that it is open; on Galera 2, or 3 for a shared lease |

@@ -44,7 +44,8 @@
 //! cost one statement a second. See [`costs`](super::costs).
 //!
 //! **How many connections does it need?** At most three for each client (on SQLite two) beside your
-//! pool, one more with session locks, and one while a process migrates.
+//! pool, one more with session locks (two while PostgreSQL opens it), one for each list of the
+//! holders of a session lock, and one while a process migrates.
 //! [`LocksBuilder::connections(1)`](crate::LocksBuilder::connections) saves one, but not on SQLite.
 //! Each `sqlock run` has up to three while it waits or holds. Each database of a quorum counts
 //! alone. The server's `max_connections` must have room for the sum.

@@ -64,9 +64,10 @@
 //!   PostgreSQL: set `tcp_keepalives_idle` or `idle_in_transaction_session_timeout`; MariaDB:
 //!   `idle_transaction_timeout`; MySQL: `wait_timeout`. Leases are free after their TTL, except
 //!   one that such a transaction fences.
-//! - **Locks of other programs on the tables of sqlock.** An acquisition that waits for such a lock
-//!   is given up after 4 seconds, and cannot take effect later: the database ends the wait. Behind
-//!   a pooler, PostgreSQL does that only if `lock_timeout` is set for the user.
+//! - **Locks of other programs on the tables of sqlock.** The database ends a statement that waits
+//!   for such a lock after 1 second. The client repeats it for 10 seconds; then the call fails with
+//!   a retryable [`Error::Database`](crate::Error::Database), and cannot take effect later. Behind a
+//!   pooler, PostgreSQL ends the wait only if `lock_timeout` is set for the user.
 //! - **Old versions of rows on PostgreSQL** stay while a transaction is open for hours, or a
 //!   replication slot has an old `xmin`, as that of a standby with `hot_standby_feedback`. Names
 //!   that change hands often get slower then.

@@ -19,7 +19,7 @@
 //! | INFO | `writing here from now on` | nothing; of several servers, this one is the writable one now |
 //! | INFO | `a lease on a majority has ended` | nothing; `max_hold` was reached, or the clients were shut down |
 //! | WARN | `a heartbeat is late`, `a heartbeat failed…` | look at the database and the network: leases are lost when the TTL has passed |
-//! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `it expired before it was renewed` after a pause or an outage, `it was taken over or evicted` by another client or an operator; `held` counts until the holder noticed |
+//! | WARN | `lost a lease`, `lost the majority for a lease` | read the cause: `it expired before it was renewed` after a pause or an outage, or because a lease without renewal was not extended in time; `it was taken over or evicted` by another client or an operator; `held` counts until the holder noticed |
 //! | WARN | `lost the connection that session locks live on` | look at the server and the network; all session locks of the client are lost |
 //! | WARN | `left out a row that cannot be read` | look at the row: it was written by hand or damaged |
 //! | WARN | `a name cannot be read: later names are not swept` | correct or delete that row by hand: the names after it are never purged |
@@ -38,7 +38,7 @@
 //!
 //! [`Locks::events`] informs the application as events happen, and [`Locks::health`] answers a
 //! probe without a statement. [`is_ok`] is false while heartbeats are late or fail: use it for an
-//! alert and a readiness probe. A client that holds nothing sends no heartbeat, and its `is_ok` is
+//! alert and a readiness probe. A client that neither holds a renewed lease nor waits sends no heartbeat, and its `is_ok` is
 //! true even if its last attempt to connect has failed: see `unavailable`. A liveness probe
 //! that restarts every process while the database is away makes the outage worse.
 //!

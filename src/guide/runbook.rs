@@ -44,7 +44,7 @@
 //! # Expired leases
 //!
 //! The client did not reach the database for a whole TTL: an outage, a paused process, a machine
-//! that slept. The holder knew before another client could be granted the name, and fenced
+//! that slept. Or a lease without renewal was not extended within its TTL. The holder knew before another client could be granted the name, and fenced
 //! transactions of the old holder cannot commit. Work without a fence may have been done twice:
 //! check the work that was running at that moment. A TTL as long as the usual pauses and failovers
 //! avoids most of these losses; a crash then blocks the name for as long.

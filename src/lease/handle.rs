@@ -19,7 +19,7 @@ use crate::token::FencingToken;
 /// A held lease: proof that no other owner was granted the name while [`is_held`](Self::is_held)
 /// returns `true`. After an [`evict`](crate::Locks::evict), `is_held` turns `false` at the next
 /// heartbeat. A lease [without renewal](crate::LeaseRequest::renew) sends no heartbeats, so its
-/// `is_held` turns `false` at its next call.
+/// `is_held` turns `false` only when an extension, a note or a fence finds the eviction.
 ///
 /// The lease is renewed in the background. [`release`](Self::release) says whether it was held to
 /// the end; dropping the lease releases it in the background. If the process dies, the name is free

@@ -81,8 +81,8 @@ impl LeaseRequest {
     /// wait in one queue, so later readers wait behind a waiting writer, and later writers behind
     /// waiting readers. Every reader has an expiry and a token of its own.
     ///
-    /// Unlike an exclusive lease, a shared lease takes several statements to acquire, even if the
-    /// name is free.
+    /// On SQLite, MySQL and MariaDB, a shared lease takes several statements to acquire, even if
+    /// the name is free.
     ///
     /// ```
     /// # async fn example(locks: sqlock::Locks) -> sqlock::Result<()> {
@@ -163,14 +163,16 @@ impl LeaseRequest {
     /// [`Error::Timeout`] when the limit of [`wait`](Self::wait) was reached;
     /// [`Error::Unavailable`] when the database could not be reached for 3 seconds, in which the
     /// client reconnects and repeats its requests (some 12 seconds if connections are not even
-    /// refused); [`Error::Database`] when the database refused a
-    /// statement; [`Error::PoolExhausted`] on a SQLite database in memory; [`Error::Access`],
-    /// [`Error::NotMigrated`], [`Error::Closed`], or an error for bad input.
+    /// refused); [`Error::Database`] when the database refused a statement, or when other programs
+    /// kept locks on the tables of sqlock for 10 seconds; [`Error::Conversion`] when an owner that
+    /// re-enters shares the name and asks for it alone; [`Error::PoolExhausted`] on a SQLite
+    /// database in memory; [`Error::Access`], [`Error::NotMigrated`], [`Error::Closed`], or an
+    /// error for bad input.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the queue. A grant that arrives later is released in the
-    /// background.
+    /// Dropping the future removes the request from the queue. A grant that arrives later is
+    /// released in the background.
     #[doc(alias = "lock")]
     pub async fn acquire(self) -> Result<Lease> {
         let start = Instant::now();

@@ -58,7 +58,7 @@ impl SessionManager {
     }
 
     /// Ends all locks and all waits at once. The future completes when the server has confirmed the
-    /// end.
+    /// end, or after 4 seconds.
     pub(crate) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (done, closed) = oneshot::channel();

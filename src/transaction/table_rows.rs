@@ -24,10 +24,10 @@ const MAX_LISTED_KEYS: usize = u16::MAX as usize;
 ///
 /// As [`RowLock`](crate::row::RowLock), except that the row must exist, and a unique index must
 /// cover the column, or the columns of the key, and no others: without such an index a database
-/// locks other rows as well. The client checks this once for each table. On MySQL and MariaDB the
-/// index must be visible and a B-tree, and the key of the column's class: a number for a number,
-/// text for text. On PostgreSQL the table may be partitioned, but no other table may inherit from
-/// it, because the index does not cover the rows of the inheriting table.
+/// locks other rows as well. The transaction checks this, at most once a minute for a client. On
+/// MySQL and MariaDB the index must be visible and a B-tree, and the key of the column's class: a
+/// number for a number, text for text. On PostgreSQL the table may be partitioned, but no other
+/// table may inherit from it, because the index does not cover the rows of the inheriting table.
 ///
 /// **On PostgreSQL, use READ COMMITTED.** At a level above it a transaction reads as of its first
 /// statement, which may be this lock. A transaction that waited for another one is refused only if

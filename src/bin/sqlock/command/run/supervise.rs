@@ -101,8 +101,9 @@ fn start<'a>(
     reaper.forget_changes();
     let ttl = args.lease.ttl.min(args.max_hold.unwrap_or(Duration::MAX));
     let terms = KillTerms::new(ttl, args.kill_after, args.signal);
-    // --max-hold counts from the request for the lease, as the lease itself does. The clock is read
-    // first: a pause in between must not move the end beyond that of the lease.
+    // --max-hold counts from the grant. The time that has passed since is at most what the lease has
+    // lost of its TTL. The clock is read first: a pause in between must not move the end beyond that
+    // of the lease.
     let now = Instant::now();
     let elapsed = ttl.saturating_sub(lease.remaining());
     let max_hold_end = args.max_hold.map(|at_most| now + at_most.saturating_sub(elapsed));
