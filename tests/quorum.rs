@@ -10,6 +10,7 @@ mod proxy;
 #[allow(dead_code, reason = "the rest is for other tests")]
 #[path = "support/server.rs"]
 mod server;
+#[allow(dead_code, reason = "the rest is for other tests")]
 #[path = "support/wait.rs"]
 mod wait;
 
@@ -374,7 +375,7 @@ async fn failed_attempt_releases_unanswered_votes() {
         taken.push(node.direct().lease("a").ttl(LONG).acquire().await.expect("it is free"));
     }
     trio.nodes[0].proxy.blackhole(Direction::Down);
-    let refused = quorum.lease("a").ttl(LONG).node_timeout(Duration::from_secs(2)).try_acquire().await;
+    let refused = quorum.lease("a").ttl(LONG).node_timeout(PATIENT).try_acquire().await;
     assert!(refused.expect("two have answered").is_none());
     until("it was granted where the answer was swallowed", async || trio.tokens("a").await[0].is_some()).await;
     trio.nodes[0].proxy.pass();
@@ -505,12 +506,12 @@ async fn wait_limit_covers_every_step() {
     let start = Instant::now();
     let mut waiting = JoinSet::new();
     for _ in 0..3 {
-        let request = quorum.lease("a").ttl(LONG).node_timeout(LONG).wait(Duration::from_secs(2));
+        let request = quorum.lease("a").ttl(LONG).node_timeout(LONG).wait(Duration::from_secs(6));
         waiting.spawn(request.acquire());
     }
     while let Some(answer) = waiting.join_next().await {
         let error = answer.expect("no panic").expect_err("it is held");
-        assert!(matches!(error, Error::Timeout { waited, .. } if waited >= Duration::from_secs(2)), "{error}");
+        assert!(matches!(error, Error::Timeout { waited, .. } if waited >= Duration::from_secs(6)), "{error}");
     }
     assert!(start.elapsed() < SOON);
     let error = quorum.lease("a").ttl(LONG).node_timeout(PATIENT).wait(Duration::ZERO).acquire().await;

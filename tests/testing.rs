@@ -858,8 +858,11 @@ async fn waiters_of_a_quorum_share_an_outage() {
             None => request.acquire(),
         }));
     }
-    for waiter in waiters {
-        let refused = timeout(Duration::from_secs(6), waiter).await.expect("in time").expect("no panic");
-        assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
-    }
+    let answers = async {
+        for waiter in waiters {
+            let refused = waiter.await.expect("no panic");
+            assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+        }
+    };
+    timeout(Duration::from_secs(6), answers).await.expect("in time");
 }

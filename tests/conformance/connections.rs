@@ -245,7 +245,7 @@ async fn in_memory_database_borrows_the_pool_connection() {
 /// A name that nobody holds does not look held when the application uses the only connection.
 #[tokio::test]
 async fn busy_in_memory_connection_exhausts_the_pool() {
-    let options = in_memory().acquire_timeout(Duration::from_millis(500));
+    let options = in_memory().acquire_timeout(Duration::from_secs(3));
     let pool = options.connect("sqlite::memory:").await.expect("a database in memory");
     let locks = Locks::new(pool.clone());
     locks.migrate().await.expect("migrate");

@@ -789,7 +789,7 @@ async fn run_tells_its_doubt_when_nothing_settles_it() {
         return;
     }
     let (proxy, url) = behind_a_reading_proxy(&app.counters.db.url);
-    let far = sqlx::pool::PoolOptions::<Sql>::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
+    let far = sqlx::pool::PoolOptions::<Sql>::new().max_connections(1).acquire_timeout(Duration::from_secs(3));
     let far = far.connect_lazy(&url).expect("a pool");
     // The first connection may take longer on a busy machine.
     soon("a connection", async { while far.acquire().await.is_err() {} }).await;

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::shared::TRY;
 use crate::support::blocked::block_past;
-use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon};
+use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, times_out};
 use crate::{DATABASE, Sql};
 
 /// The TTL of a lease that must expire.
@@ -84,7 +84,7 @@ async fn refused_request_changes_nothing() {
     let lease = ours.lease("a").ttl(LONG).renew(false).label("ours").acquire().await.expect("acquire");
     let before = theirs.inspect("a").await.expect("inspect").expect("held");
     assert!(theirs.lease("a").label("theirs").try_acquire().await.expect("try").is_none());
-    let error = theirs.lease("a").label("theirs").wait(WAIT).acquire().await.expect_err("held");
+    let error = times_out(theirs.lease("a").label("theirs").wait(WAIT)).await;
     assert!(error.is_timeout());
     let mut after = theirs.inspect("a").await.expect("inspect").expect("held");
     after.remaining = before.remaining;
@@ -99,7 +99,7 @@ async fn expired_wait_is_a_timeout() {
     let lease = take(&ours, "a").await;
     for locks in [&ours, &theirs] {
         let start = Instant::now();
-        let error = locks.lease("a").wait(WAIT).acquire().await.expect_err("held");
+        let error = times_out(locks.lease("a").wait(WAIT)).await;
         assert!(start.elapsed() >= WAIT);
         assert!(error.is_timeout() && error.is_retryable() && !error.is_lost(), "{error}");
         let Error::Timeout { name, waited } = error else { panic!("{error}") };
@@ -756,14 +756,17 @@ async fn callers_of_one_name_fail_together_without_database() {
         })
         .collect();
     // One after the other they would need more than two minutes.
-    for call in calls {
-        let error = soon("an answer", call).await.expect("no panic").expect_err("no database");
-        if DATABASE == Database::Sqlite {
-            assert!(matches!(error, Error::Access { cause: AccessError::NoDatabase, .. }), "{error}");
-        } else {
-            assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    soon("the answers", async {
+        for call in calls {
+            let error = call.await.expect("no panic").expect_err("no database");
+            if DATABASE == Database::Sqlite {
+                assert!(matches!(error, Error::Access { cause: AccessError::NoDatabase, .. }), "{error}");
+            } else {
+                assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+            }
         }
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -785,10 +788,13 @@ async fn callers_of_many_names_fail_together_without_database() {
         })
         .collect();
     // One after the other they would need more than a minute.
-    for call in calls {
-        let error = soon("an answer", call).await.expect("no panic").expect_err("no database");
-        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    }
+    soon("the answers", async {
+        for call in calls {
+            let error = call.await.expect("no panic").expect_err("no database");
+            assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! Network faults at the worst moment: replies that are lost or late, and connections that are cut,
-//! refused or frozen (promises 3, 9 and 12).
+//! refused or frozen.
 //!
 //! SQLite has no network. Another writer takes the place of every fault there: while it holds the
 //! write lock of the file, statements wait, fail after two seconds, and are sent again. The

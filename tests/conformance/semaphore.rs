@@ -14,7 +14,7 @@ use super::shared::{TRY, assert_nothing_is_left, holders};
 use crate::DATABASE;
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{LONG, SOON, fresh, soon, until_waiters};
+use crate::support::{LONG, SOON, fresh, soon, times_out, until_waiters};
 
 const BRIEF: Duration = Duration::from_secs(6);
 
@@ -107,7 +107,8 @@ async fn free_permit_is_granted_when_nobody_waits() {
     assert_eq!(holders(&theirs).await.iter().map(permits_of).collect::<Vec<_>>(), [1, 2]);
     for semaphore in [&here, &there] {
         assert!(semaphore.try_acquire().await.expect("try").is_none());
-        let error = semaphore.clone().wait(Duration::from_secs(2)).acquire().await.expect_err("all are taken");
+        let request = semaphore.clone().wait(Duration::from_secs(2)).request(1).expect("one permit");
+        let error = times_out(request).await;
         assert!(error.is_timeout(), "{error}");
     }
     two.release().await.expect("ours to the end");

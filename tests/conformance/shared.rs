@@ -23,7 +23,9 @@ use super::cancel::{CancelFixture, Point, drop_at, everywhere};
 use super::fence::{add_one, assert_kept_out, counters};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, fresh, soon, until, until_waiters};
+use crate::support::{
+    ARRIVALS_APART, Database, LONG, SOON, TestDatabase, fresh, soon, times_out, until, until_waiters,
+};
 use crate::{DATABASE, Sql};
 
 /// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
@@ -106,7 +108,7 @@ async fn readers_share_the_name_and_writer_excludes() {
     let readers = [taken(reading(&ours)).await, taken(reading(&theirs)).await, taken(reading(&ours)).await];
     for locks in [&ours, &theirs] {
         assert!(writing(locks).try_acquire().await.expect("try").is_none());
-        let error = writing(locks).wait(Duration::from_secs(2)).acquire().await.expect_err("it is shared");
+        let error = times_out(writing(locks).wait(Duration::from_secs(2))).await;
         assert!(error.is_timeout(), "{error}");
     }
     let tried = reading(&theirs).try_acquire().await.expect("try").expect("nobody waits");
@@ -119,7 +121,7 @@ async fn readers_share_the_name_and_writer_excludes() {
     for locks in [&ours, &theirs] {
         assert!(reading(locks).try_acquire().await.expect("try").is_none());
         assert!(writing(locks).try_acquire().await.expect("try").is_none());
-        let error = reading(locks).wait(Duration::from_secs(2)).acquire().await.expect_err("it is held");
+        let error = times_out(reading(locks).wait(Duration::from_secs(2))).await;
         assert!(error.is_timeout(), "{error}");
     }
     writer.release().await.expect("ours to the end");
@@ -405,7 +407,7 @@ async fn abandoned_writer_unblocks_readers_at_once() {
             let inside = taken(reading(&ours)).await;
             let request = match end {
                 End::Dropped => writing(&theirs),
-                End::TimedOut => writing(&theirs).wait(Duration::from_secs(3)),
+                End::TimedOut => writing(&theirs).wait(Duration::from_secs(6)),
             };
             let writer = tokio::spawn(request.acquire());
             until_waiters(&ours, "a", 1).await;

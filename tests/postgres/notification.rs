@@ -116,14 +116,14 @@ async fn client_listens_after(refuse: &str, allow: &str) {
     run(format!("DROP ROLE {database}")).await;
 }
 
-/// A connection that listens replaces the other one between two heartbeats, each of which a short
-/// lease needs in time.
+/// A connection that listens takes longer to open than the second between two heartbeats, and the
+/// lease is renewed meanwhile.
 #[tokio::test]
 async fn client_listens_over_a_slow_network() {
     let db = fresh().await;
     let (proxy, url) = behind_a_reading_proxy(&db.url);
     let locks = builder(connect(&url, 1).await).build();
-    let lease = locks.lease("a").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
+    let lease = locks.lease("a").ttl(Duration::from_secs(9)).acquire().await.expect("acquire");
     proxy.delay_replies(Duration::from_millis(150));
     let pool = connect(&db.url, 1).await;
     let theirs = db.locks().await.lease("b").acquire().await.expect("acquire");

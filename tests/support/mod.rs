@@ -30,7 +30,7 @@ use sqlock::lease::ExportedLease;
 use sqlock::{Locks, LocksBuilder};
 use sqlx::{AssertSqlSafe, Pool};
 #[allow(unused_imports, reason = "each test binary uses its part")]
-pub use wait::{LONG, SOON, soon, until};
+pub use wait::{LONG, SOON, soon, times_out, until};
 
 use crate::{DATABASE, Sql};
 

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use sqlock::{Error, LeaseRequest};
 use tokio::time::{sleep, timeout};
 
 /// The longest time that an expected event may take before a test fails. A machine that runs other
@@ -17,6 +18,20 @@ pub const LONG: Duration = Duration::from_secs(600);
 /// Waits for a future, and fails the test if it takes longer than [`SOON`].
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
+}
+
+/// Returns the error of a wait that reaches its limit. If the server or this process stalls at that
+/// moment, the wait ends with [`Error::Unavailable`], and is repeated.
+pub async fn times_out(request: LeaseRequest) -> Error {
+    let waits = async {
+        loop {
+            match request.clone().acquire().await {
+                Err(Error::Unavailable { .. }) => {}
+                answer => return answer.expect_err("a lease that was held"),
+            }
+        }
+    };
+    soon("a timeout", waits).await
 }
 
 /// Polls until a condition holds.

@@ -1,4 +1,6 @@
 //! Replies that come too late.
+//!
+//! Promises: 3, 18.
 
 use super::*;
 
@@ -7,13 +9,23 @@ async fn grant_after_its_deadline_is_refused_and_released() {
     let mut network = NetworkFixture::new().await;
     let (locks, rival) = (network.locks().await, network.rival().await);
     let ttl = Duration::from_millis(700);
-    network.strike(Fault::Slow(ttl * 2)).await;
-    let trying = tokio::spawn(locks.lease("a").ttl(ttl).try_acquire());
-    if network.proxy.is_none() {
-        sleep(ttl * 3 / 2).await;
-        network.mend().await;
-    }
-    let error = soon("an answer", trying).await.expect("no panic").expect_err("too late to be a lease");
+    let mut stalls = 0;
+    let error = loop {
+        network.strike(Fault::Slow(ttl * 2)).await;
+        let trying = tokio::spawn(locks.lease("a").ttl(ttl).try_acquire());
+        if network.proxy.is_none() {
+            sleep(ttl * 3 / 2).await;
+            network.mend().await;
+        }
+        match soon("an answer", trying).await.expect("no panic") {
+            // If this process stalls, SQLite refuses the statement, and the client sends it again.
+            Ok(Some(lease)) if network.proxy.is_none() && stalls < 5 => {
+                stalls += 1;
+                drop(lease.release().await);
+            }
+            answer => break answer.expect_err("too late to be a lease"),
+        }
+    };
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.is_retryable(), "{error}");
     // An expiry would leave the hold in the row, so the lease was released.

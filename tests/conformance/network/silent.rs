@@ -1,4 +1,6 @@
 //! Replies that never come.
+//!
+//! Promises: 9, 18.
 
 use super::*;
 

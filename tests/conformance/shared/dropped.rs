@@ -1,4 +1,6 @@
 //! Requests for shared leases whose futures are dropped.
+//!
+//! Promises: 9.
 
 use super::*;
 

@@ -1,4 +1,6 @@
 //! Fences of shared leases.
+//!
+//! Promises: 6.
 
 use super::*;
 

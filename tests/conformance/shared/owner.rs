@@ -1,4 +1,6 @@
 //! Re-entrance of owners that share a name.
+//!
+//! Promises: 11.
 
 use super::*;
 
