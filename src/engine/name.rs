@@ -152,14 +152,13 @@ impl NameState {
     /// Returns whether the store has not answered a waiter: a request that it needs has been in
     /// flight for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
-        let is_busy_for = |pause| self.busy_since.is_some_and(|since| now.since(since) >= pause);
         let waits_for_answer = |waiter: &Waiter| match waiter.state {
-            _ if waiter.tries() => is_busy_for(SLOW_ANSWER),
+            _ if waiter.tries() => self.is_busy_for(SLOW_ANSWER, now),
             WaiterState::New => {
                 let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SLOW_ANSWER);
                 is_long && self.is_silent(now)
             }
-            _ => is_busy_for(UNREACHABLE_AFTER),
+            _ => self.is_busy_for(UNREACHABLE_AFTER, now),
         };
         self.waiters.iter().any(|waiter| waiter.id == id && waits_for_answer(waiter))
     }
@@ -169,7 +168,12 @@ impl NameState {
     pub(super) fn is_silent(&self, now: Moment) -> bool {
         self.holdings.is_empty()
             && self.first().is_some_and(|first| first.state == WaiterState::New)
-            && self.busy_since.is_some_and(|since| now.since(since) >= SLOW_ANSWER)
+            && self.is_busy_for(SLOW_ANSWER, now)
+    }
+
+    /// Returns whether a request has been in flight for this long.
+    fn is_busy_for(&self, time: Duration, now: Moment) -> bool {
+        self.busy_since.is_some_and(|since| now.since(since) >= time)
     }
 
     /// Returns the places of the waiters that may have an entry in the store: the first ones behind
