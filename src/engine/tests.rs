@@ -532,12 +532,13 @@ fn suspected_loss_is_looked_up_at_once() {
     }
 }
 
-/// The answer to a look was given before the second suspicion.
+/// The answer to a look was given before the second suspicion. No heartbeat shows the loss of a lease
+/// without renewal.
 #[test]
 fn suspicion_during_a_look_needs_another_look() {
     let mut fixture = EngineFixture::new();
     let token = token(5);
-    let (claim, _) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token);
+    let (claim, _) = fixture.hold(1, LeaseSpec { is_renewed: false, ..spec("a", WaitMode::Wait(None)) }, token);
     let look_up = || Input::LookUp { name: claim.name.clone() };
     fixture.feed(look_up());
     fixture.feed(look_up());
