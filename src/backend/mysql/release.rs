@@ -16,34 +16,45 @@ use crate::token::FencingToken;
 
 // ---- release
 
-// The codes of RELEASE: 1 and 2 end the holding; 5 means that it is not held. From LEAST_ID_END on:
-// the last digits of the id of the first live waiting entry, if its mode is exclusive. 15 of the 32
-// digits fit: a CASE over signed and unsigned numbers is a decimal, and LAST_INSERT_ID of a decimal
-// has 63 bits.
+// The codes of a release: 1 and 2 end the holding; 5 means that it is not held. From LEAST_ID_END
+// on: the last digits of the id of the first live waiting entry, if its mode is exclusive. 15 of the
+// 32 digits fit: a CASE over signed and unsigned numbers is a decimal, and LAST_INSERT_ID of a
+// decimal has 63 bits.
 const ENDED_AWAITED: u64 = 2;
 const AWAITED: u64 = 3;
 const SHARED: u64 = 4;
 const LEAST_ID_END: u64 = 16;
 
-// The holding ends if no entry waits, or if the name stays unavailable; the details of the former
-// holder are kept then. Assignments run from left to right, so the later ones read the new
-// identity. Bind order: whether a claim follows, HolderColumns, lasts, lasts, name, id, token,
-// whether the name stays unavailable, whether a claim follows.
+/// Ends a holding if no entry waits, or if `awaited` is 2. The details of the former holder are
+/// kept if the name stays unavailable. Assignments run from left to right, so the later ones read
+/// the new identity. Bind order: whether a claim follows, HolderColumns, lasts, lasts, name, id,
+/// token, parameters of `awaited`.
 #[rustfmt::skip]
-const RELEASE: Nowait = update_lease!(
-    set: ["l.token = IF(?, LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.token),
+macro_rules! end_holding {
+    (awaited: [$($awaited:tt)*]) => {
+        update_lease!(
+            set: ["l.token = IF(?, LAST_INSERT_ID(GREATEST(l.token + 1, ", now!(), ")), l.token),
        l.id = ?, l.owner = ?, l.client = ?, l.ttl = ?, l.holder = IF(l.id = 'kept', l.holder, ?), l.label = IF(l.id = 'kept', l.label, ?),
        l.acquired_at = IF(l.id = 'kept', l.acquired_at, ", now!(), "), l.expires_at = IF(? = 0, 0, ", now!(), " + ?)"],
-    condition: ["LAST_INSERT_ID(
+            condition: ["LAST_INSERT_ID(
        CASE WHEN l.id = 'entries' THEN 4
             WHEN l.id <> ? OR l.token <> ? THEN 5
             WHEN NOT ", is_awaited!("l"), " THEN 1
-            WHEN ? THEN 2
-            WHEN ? THEN 3
-            ELSE COALESCE((SELECT IF(f.units = 0, GREATEST(CAST(CONV(RIGHT(f.id, 15), 16, 10) AS SIGNED), 16), 3)
+            ELSE ", $($awaited)*, " END) IN (1, 2)"])
+    };
+}
+
+// Frees the name. The first live entry is to have it next.
+#[rustfmt::skip]
+const RELEASE: Nowait = end_holding!(awaited: ["
+                 COALESCE((SELECT IF(f.units = 0, GREATEST(CAST(CONV(RIGHT(f.id, 15), 16, 10) AS SIGNED), 16), 3)
                              FROM sqlock_entry AS f FORCE INDEX (sqlock_entry_in_order)
                             WHERE f.name = l.name AND f.token = 0 AND ", entry_until!("f"), " > ", now!(), "
-                            ORDER BY f.arrived_at, f.id LIMIT 1), 3) END) IN (1, 2)"]);
+                            ORDER BY f.arrived_at, f.id LIMIT 1), 3)"]);
+
+// The name stays unavailable, or a claim follows. Bind order after that of `end_holding!`: whether
+// the name stays unavailable.
+const RELEASE_TO: Nowait = end_holding!(awaited: ["IF(?, 2, 3)"]);
 
 /// How often a release is sent while the row is locked, and the pause in between. A statement of
 /// another client locks the row until its commit, which takes some milliseconds; a fence locks it
@@ -76,9 +87,11 @@ async fn try_release(
     let next = release.next.as_ref().filter(|_| !stays_reserved);
     let after = next.map_or_else(|| HolderColumns::none(if stays_reserved { KEPT } else { NO_ID }), HolderColumns::new);
     let lasts = micros(next.map_or(release.keep_for, |claim| claim.ttl));
-    let query = after.bind(sqlx::query(RELEASE.sql(flavor)).bind(next.is_some())).bind(lasts).bind(lasts);
+    let frees = next.is_none() && !stays_reserved;
+    let sql = if frees { RELEASE } else { RELEASE_TO }.sql(flavor);
+    let query = after.bind(sqlx::query(sql).bind(next.is_some())).bind(lasts).bind(lasts);
     let query = query.bind(release.name.as_str().as_bytes()).bind(release.id.to_string()).bind(release.token.get());
-    match attempt(conn, flavor, query.bind(stays_reserved).bind(next.is_some())).await? {
+    match attempt(conn, flavor, if frees { query } else { query.bind(stays_reserved) }).await? {
         Attempt::Done(code) if next.is_some() => token(code).map(ReleaseOutcome::ToNext),
         Attempt::Done(code) => Ok(ReleaseOutcome::Ended { awaited: code == ENDED_AWAITED }),
         Attempt::Refused(AWAITED) => Ok(ReleaseOutcome::Awaited),
