@@ -28,7 +28,7 @@ pub(crate) mod store;
 pub(crate) mod stored;
 pub(crate) mod table;
 
-pub(crate) use self::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
+pub(crate) use self::admin::{ClientRange, ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 pub(crate) use self::note::Note;
 pub(crate) use self::session::{SessionHolder, SessionLocks};
 pub(crate) use self::store::{BoxFuture, IsWaiting, Store, StoreFuture};

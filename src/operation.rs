@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::backend::dialect::Column;
 use crate::backend::records::{RecordCommand, RecordResponse};
-use crate::backend::{ListedHolder, ListedWaiter, Names, Note, Origin, Store, StoreFuture, SweepRange, Swept};
+use crate::backend::{
+    ClientRange, ListedHolder, ListedWaiter, Names, Note, Origin, Store, StoreFuture, SweepRange, Swept,
+};
 use crate::name::LockName;
 use crate::protocol::{Batch, Request, Response};
 
@@ -102,6 +104,9 @@ pub(crate) struct ReadNote(pub(crate) LockName);
 /// Purges one range of names.
 pub(crate) struct Sweep(pub(crate) SweepRange);
 
+/// Purges one range of clients.
+pub(crate) struct SweepClients(pub(crate) ClientRange);
+
 /// Reads the uptime of the server.
 pub(crate) struct Uptime;
 
@@ -123,6 +128,7 @@ operation!(ListWaiters => "list waiters", Vec<ListedWaiter>, |self, store| store
 operation!(WriteNote => "write a note", bool, |self, store| store.write_note(&self.0));
 operation!(ReadNote => "read a note", Option<String>, |self, store| store.last_note(&self.0));
 operation!(Sweep => "sweep", Swept, |self, store| store.sweep(&self.0));
+operation!(SweepClients => "sweep", Option<String>, |self, store| store.sweep_clients(&self.0));
 operation!(Uptime => "ask for the uptime", Option<Duration>, |self, store| store.uptime());
 operation!(ReadOrigin => "read the age of the tables", Origin, |self, store| store.origin());
 operation!(Ensure => "create the row of a name", (), |self, store| store.ensure(&self.0));

@@ -2,20 +2,21 @@
 //!
 //! [`Sweeper`] has an example.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::backend::SweepRange;
 use crate::backend::records::{Record, RecordCommand, Selection};
+use crate::backend::{ClientRange, SweepRange};
 use crate::backoff::jittered;
 use crate::client::Client;
 use crate::clock::CENTURY;
 use crate::error::{Error, Result};
 use crate::measure;
-use crate::operation::Sweep;
+use crate::operation::{Sweep, SweepClients};
 
 /// The rows in a batch, unless [`Sweeper::batch`] sets them.
 pub(crate) const BATCH: u32 = 500;
@@ -142,13 +143,14 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
     Ok(purged)
 }
 
-/// Sweeps all names, range by range.
+/// Sweeps all names, range by range, and then the clients that no row of these names.
 async fn sweep_names(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<u64> {
     let mut range = SweepRange { after: String::new(), limit, retention };
-    let mut purged = 0;
+    let (mut purged, mut named) = (0, HashSet::new());
     loop {
         let swept = client.run(Sweep(range.clone())).await?;
         purged += swept.purged;
+        named.extend(swept.clients);
         match swept.last {
             // The database orders the names by its own encoding.
             Some(last) if last != range.after => range.after = last,
@@ -156,12 +158,24 @@ async fn sweep_names(client: &Arc<Client>, retention: Duration, limit: u32) -> R
                 // A name that is not UTF-8, which this crate does not write, is read as another
                 // one.
                 tracing::warn!(after = ?last, "a name cannot be read: later names are not swept");
-                break;
+                return Ok(purged);
             }
             None => break,
         }
     }
+    sweep_clients(client, ClientRange { after: String::new(), limit, retention, named: Arc::new(named) }).await?;
     Ok(purged)
+}
+
+/// Purges clients, range by range.
+///
+/// A client that was named after the sweep had read the range of the name has sent a heartbeat
+/// since, or sends one before it depends on it: it stays, or registers again.
+async fn sweep_clients(client: &Arc<Client>, mut range: ClientRange) -> Result<()> {
+    while let Some(last) = client.run(SweepClients(range.clone())).await? {
+        range.after = last;
+    }
+    Ok(())
 }
 
 /// Measures the age of the oldest record that has not ended or whose outcome is unknown. An index

@@ -1,5 +1,7 @@
 //! Lists of holders and waiters, and the purge of unused names.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
@@ -63,6 +65,27 @@ pub(crate) struct Swept {
     pub(crate) purged: u64,
     /// The last name of the range. `None`: there are no more names.
     pub(crate) last: Option<String>,
+    /// The clients of the leases and entries in the range.
+    pub(crate) clients: Vec<String>,
+}
+
+/// A range of clients to purge.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientRange {
+    /// The range begins after this identity. Empty: the range begins with the first client.
+    pub(crate) after: String,
+    /// The number of clients in the range.
+    pub(crate) limit: u32,
+    pub(crate) retention: Duration,
+    /// The clients that stay, because leases or entries name them.
+    pub(crate) named: Arc<HashSet<String>>,
+}
+
+impl ClientRange {
+    /// Returns the clients to purge, of those that have sent no heartbeat during the retention.
+    pub(crate) fn unnamed<'c>(&self, stale: &'c [String]) -> Vec<&'c str> {
+        stale.iter().map(String::as_str).filter(|id| !self.named.contains(*id)).collect()
+    }
 }
 
 /// The server and the tables behind a vote of a quorum.

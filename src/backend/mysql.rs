@@ -43,8 +43,8 @@ use super::records::{RecordCommand, RecordResponse};
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::stored::age_from_micros;
 use super::{
-    Backend, BoxFuture, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks, Store,
-    StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, ClientRange, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder,
+    SessionLocks, Store, StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Result, if_exists, not_writable, unusable};
 use crate::name::LockName;
@@ -274,6 +274,10 @@ impl AdminStore for MySqlStore {
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(admin::sweep(&mut self.conn, range))
+    }
+
+    fn sweep_clients<'a>(&'a mut self, range: &'a ClientRange) -> StoreFuture<'a, Option<String>> {
+        Box::pin(admin::sweep_clients(&mut self.conn, range))
     }
 
     fn origin(&mut self) -> StoreFuture<'_, Origin> {

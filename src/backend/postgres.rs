@@ -40,8 +40,8 @@ use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, ROW_TOUCH_INTERVAL, RecordStore, RowStore};
 use super::stored::age_from_micros;
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks,
-    Store, StoreFuture, SweepRange, Swept, micros,
+    Backend, BoxFuture, ClientRange, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder,
+    SessionLocks, Store, StoreFuture, SweepRange, Swept, micros,
 };
 use crate::error::{Result, if_exists};
 use crate::name::LockName;
@@ -252,6 +252,10 @@ impl AdminStore for PostgresStore {
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(async move { admin::sweep(&mut self.store().await?, range).await })
+    }
+
+    fn sweep_clients<'a>(&'a mut self, range: &'a ClientRange) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move { admin::sweep_clients(&mut self.store().await?, range).await })
     }
 
     fn origin(&mut self) -> StoreFuture<'_, Origin> {

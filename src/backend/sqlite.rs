@@ -42,8 +42,8 @@ use super::note::NoteStore;
 use super::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use super::stored::age_from_micros;
 use super::{
-    Backend, BoxFuture, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder, SessionLocks,
-    Store, StoreFuture, SweepRange, Swept,
+    Backend, BoxFuture, ClientRange, IsWaiting, Kind, ListedHolder, ListedWaiter, Names, Note, Origin, SessionHolder,
+    SessionLocks, Store, StoreFuture, SweepRange, Swept,
 };
 use crate::error::{Error, Result, if_exists};
 use crate::name::LockName;
@@ -298,6 +298,10 @@ impl AdminStore for SqliteStore {
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(async move { admin::sweep(&mut *self.conn().await?, range).await })
+    }
+
+    fn sweep_clients<'a>(&'a mut self, range: &'a ClientRange) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move { admin::sweep_clients(&mut *self.conn().await?, range).await })
     }
 
     fn origin(&mut self) -> StoreFuture<'_, Origin> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::admin::{ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
+use super::admin::{ClientRange, ListedHolder, ListedWaiter, Names, Origin, SweepRange, Swept};
 use super::dialect::Column;
 use super::note::NoteStore;
 use super::records::{RecordCommand, RecordResponse};
@@ -60,9 +60,12 @@ pub(crate) trait AdminStore: Send {
 
     /// Purges one range of names. A name is purged if it had no holder and no waiter during the
     /// retention, and if its token is older than the retention by the clock. Entries that expired
-    /// before the retention are purged as well. After the last range, clients without a heartbeat
-    /// during the retention are purged if no row names them.
+    /// before the retention are purged as well.
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept>;
+
+    /// Purges one range of clients without a heartbeat during the retention. Returns the last
+    /// client of the range. `None`: there are no more clients.
+    fn sweep_clients<'a>(&'a mut self, range: &'a ClientRange) -> StoreFuture<'a, Option<String>>;
 
     /// Reads for how long the server has been up, by its own clock. `None`: there is no server.
     fn uptime(&mut self) -> StoreFuture<'_, Option<Duration>> {

@@ -60,6 +60,32 @@ async fn sweep_purges_only_names_past_the_retention() {
 }
 
 #[tokio::test]
+async fn sweep_purges_only_clients_without_leases() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let locks = db.locks().await;
+    for id in ["holder", "idle/1", "idle/2", "idle/3", "sharer"] {
+        let sql = AssertSqlSafe(format!("INSERT INTO sqlock_client (id, beat_at) VALUES ('{id}', 0)"));
+        sqlx::query(sql).execute(&pool).await.expect("insert");
+    }
+    // The sweep reads each name, and each client, as a range of its own.
+    let mut held = Vec::new();
+    for name in ["a", "b", "c"] {
+        held.push(locks.lease(name).ttl(LONG).acquire().await.expect("acquire"));
+    }
+    let shared = locks.lease("d").ttl(LONG).shared().acquire().await.expect("acquire");
+    sqlx::query("UPDATE sqlock_lease SET client = 'holder' WHERE name = 'b'").execute(&pool).await.expect("update");
+    sqlx::query("UPDATE sqlock_entry SET client = 'sharer'").execute(&pool).await.expect("update");
+
+    locks.sweeper().retention(LONG).batch(1).sweep().await.expect("sweep");
+
+    let stale = "SELECT id FROM sqlock_client WHERE beat_at = 0 ORDER BY id";
+    let stale: Vec<String> = sqlx::query_scalar(stale).fetch_all(&pool).await.expect("clients");
+    assert_eq!(stale, ["holder", "sharer"]);
+    drop((held, shared));
+}
+
+#[tokio::test]
 async fn sweep_repeats_batches_until_nothing_is_left() {
     let db = fresh().await;
     let pool = db.pool().await;

@@ -11,8 +11,8 @@ use crate::backend::note::NoteStore;
 use crate::backend::records::{RecordCommand, RecordResponse};
 use crate::backend::store::{AdminStore, LeaseStore, RecordStore, RowStore};
 use crate::backend::{
-    Backend, BoxFuture, ListedHolder, ListedWaiter, Names, Note, SessionHolder, SessionLocks, Store, StoreFuture,
-    SweepRange, Swept,
+    Backend, BoxFuture, ClientRange, ListedHolder, ListedWaiter, Names, Note, SessionHolder, SessionLocks, Store,
+    StoreFuture, SweepRange, Swept,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -157,7 +157,14 @@ impl AdminStore for MemoryConnection {
     fn sweep<'a>(&'a mut self, _: &'a SweepRange) -> StoreFuture<'a, Swept> {
         Box::pin(async move {
             self.reach().await?;
-            Ok(Swept { purged: 0, last: None })
+            Ok(Swept { purged: 0, last: None, clients: Vec::new() })
+        })
+    }
+
+    fn sweep_clients<'a>(&'a mut self, _: &'a ClientRange) -> StoreFuture<'a, Option<String>> {
+        Box::pin(async move {
+            self.reach().await?;
+            Ok(None)
         })
     }
 }

@@ -5,7 +5,9 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
 use super::note;
-use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
+use crate::backend::admin::{
+    ClientRange, ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable,
+};
 use crate::backend::store::ROW_RETENTION;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::backend::{hex, micros};
@@ -119,15 +121,15 @@ pub(super) async fn sweep(conn: &mut MySqlConnection, range: &SweepRange) -> Res
     let names = query.bind(limit).fetch_all(&mut *conn).await?;
     let Some(last) = names.last() else {
         note::sweep(conn, &range.after, None).await?;
-        sweep_clients(conn, range).await?;
-        return Ok(Swept { purged: 0, last: None });
+        return Ok(Swept { purged: 0, last: None, clients: named_clients(conn, range, None).await? });
     };
     let last = name_of(last)?;
     sweep_entries(conn, range, &last).await?;
     sweep_rows(conn, range, &last).await?;
     let purged = sweep_names(conn, range, &last).await?;
     note::sweep(conn, &range.after, Some(&last)).await?;
-    Ok(Swept { purged, last: Some(last) })
+    let clients = named_clients(conn, range, Some(&last)).await?;
+    Ok(Swept { purged, last: Some(last), clients })
 }
 
 // Bind order: the name before the first, the last name, retention, limit.
@@ -244,13 +246,28 @@ async fn sweep_names(conn: &mut MySqlConnection, range: &SweepRange, last: &str)
     Ok(query.execute(conn).await?.rows_affected())
 }
 
-// Bind order: retention, limit.
+// Bind order: the name before the first, the last name or NULL, twice; the same again.
+#[rustfmt::skip]
+const NAMED_CLIENTS: &str = "
+SELECT l.client FROM sqlock_lease AS l WHERE l.name > ? AND (? IS NULL OR l.name <= ?) AND l.client <> ''
+ UNION
+SELECT e.client FROM sqlock_entry AS e WHERE e.name > ? AND (? IS NULL OR e.name <= ?) AND e.client <> ''";
+
+/// Returns the clients of the leases and entries in a range.
+async fn named_clients(
+    conn: &mut MySqlConnection,
+    range: &SweepRange,
+    last: Option<&str>,
+) -> Result<Vec<String>, sqlx::Error> {
+    let (after, last) = (range.after.as_bytes(), last.map(str::as_bytes));
+    let query = sqlx::query(NAMED_CLIENTS).bind(after).bind(last).bind(last).bind(after).bind(last).bind(last);
+    query.fetch_all(conn).await?.iter().map(|row| row.text("client")).collect()
+}
+
+// Bind order: the client before the first, retention, limit.
 #[rustfmt::skip]
 const STALE_CLIENTS: &str = concat!("
-SELECT c.id FROM sqlock_client AS c
- WHERE c.beat_at < ", now!(), " - ?
-   AND c.id NOT IN (SELECT l.client FROM sqlock_lease AS l) AND c.id NOT IN (SELECT e.client FROM sqlock_entry AS e)
- LIMIT ?");
+SELECT c.id FROM sqlock_client AS c WHERE c.id > ? AND c.beat_at < ", now!(), " - ? ORDER BY c.id LIMIT ?");
 
 // A client that has returned meanwhile has a newer heartbeat. Bind order: JSON of ids, retention.
 #[rustfmt::skip]
@@ -264,18 +281,18 @@ DELETE c
        STRAIGHT_JOIN sqlock_client AS c FORCE INDEX (PRIMARY) ON c.id = q.id
  WHERE c.beat_at < ", now!(), " - ?");
 
-/// Purges clients in batches, until a batch is not full or none of its clients can be purged.
-async fn sweep_clients(conn: &mut MySqlConnection, range: &SweepRange) -> Result<(), sqlx::Error> {
+pub(super) async fn sweep_clients(
+    conn: &mut MySqlConnection,
+    range: &ClientRange,
+) -> Result<Option<String>, sqlx::Error> {
     let retention = micros(range.retention);
-    loop {
-        let stale = sqlx::query(STALE_CLIENTS).bind(retention).bind(range.limit).fetch_all(&mut *conn).await?;
-        if stale.is_empty() {
-            return Ok(());
-        }
-        let ids: Value = stale.iter().map(|row| row.text("id").map(Value::from)).collect::<Result<_, sqlx::Error>>()?;
-        let done = sqlx::query(SWEEP_CLIENTS).bind(ids.to_string()).bind(retention).execute(&mut *conn).await?;
-        if done.rows_affected() == 0 || stale.len() < range.limit as usize {
-            return Ok(());
-        }
+    let query = sqlx::query(STALE_CLIENTS).bind(&range.after).bind(retention).bind(range.limit);
+    let stale = query.fetch_all(&mut *conn).await?;
+    let stale = stale.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
+    let unnamed = range.unnamed(&stale);
+    if !unnamed.is_empty() {
+        let ids = Value::from(unnamed).to_string();
+        sqlx::query(SWEEP_CLIENTS).bind(ids).bind(retention).execute(conn).await?;
     }
+    Ok(stale.into_iter().next_back())
 }

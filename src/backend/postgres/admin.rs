@@ -2,7 +2,9 @@
 
 use super::note;
 use super::store::{Connection, grant, now};
-use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
+use crate::backend::admin::{
+    ClientRange, ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable,
+};
 use crate::backend::micros;
 use crate::backend::store::ROW_RETENTION;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
@@ -145,16 +147,33 @@ WITH unseen AS MATERIALIZED (
     SELECT name FROM sqlock_row WHERE name > $1 AND name <= $2 AND seen_at < ", now!(), " - $3 FOR UPDATE SKIP LOCKED)
 DELETE FROM sqlock_row AS r USING unseen WHERE r.name = unseen.name");
 
-// $1 retention
+/// Selects the clients of the leases and entries of some names.
+#[rustfmt::skip]
+macro_rules! named_clients {
+    ($names:literal) => {
+        concat!("
+SELECT client FROM sqlock_lease WHERE ", $names, " AND client <> ''
+ UNION
+SELECT client FROM sqlock_entry WHERE ", $names, " AND client <> ''")
+    };
+}
+
+// $1 the name before the first, $2 the last name
+const NAMED_CLIENTS: &str = named_clients!("name > $1 AND name <= $2");
+
+// $1 the name before the first
+const LAST_NAMED_CLIENTS: &str = named_clients!("name > $1");
+
+// $1 the client before the first, $2 retention, $3 limit
+#[rustfmt::skip]
+const STALE_CLIENTS: &str = concat!("
+SELECT id FROM sqlock_client WHERE id > $1 AND beat_at < ", now!(), " - $2 ORDER BY id LIMIT $3");
+
+// A client that has returned meanwhile has a newer heartbeat. $1 ids, $2 retention
 #[rustfmt::skip]
 const SWEEP_CLIENTS: &str = concat!("
 WITH unnamed AS MATERIALIZED (
-    SELECT c.id
-      FROM sqlock_client AS c
-     WHERE c.beat_at < ", now!(), " - $1
-       AND NOT EXISTS (SELECT FROM sqlock_lease AS l WHERE l.client = c.id)
-       AND NOT EXISTS (SELECT FROM sqlock_entry AS e WHERE e.client = c.id)
-       FOR UPDATE OF c SKIP LOCKED)
+    SELECT id FROM sqlock_client WHERE id = ANY ($1) AND beat_at < ", now!(), " - $2 FOR UPDATE SKIP LOCKED)
 DELETE FROM sqlock_client AS c USING unnamed WHERE c.id = unnamed.id");
 
 pub(super) async fn sweep(conn: &mut Connection<'_>, range: &SweepRange) -> Result<Swept, sqlx::Error> {
@@ -164,15 +183,43 @@ pub(super) async fn sweep(conn: &mut Connection<'_>, range: &SweepRange) -> Resu
     let (names, last) = (row.number("names")?, row.text("last")?);
     if names == 0 {
         note::sweep(conn, &range.after, None).await?;
-        conn.rows(sqlx::query(SWEEP_CLIENTS).bind(retention)).await?;
-        return Ok(Swept { purged: 0, last: None });
+        return Ok(Swept { purged: 0, last: None, clients: named_clients(conn, range, None).await? });
     }
     let within = |sql| sqlx::query(sql).bind(&range.after).bind(&last);
     conn.rows(within(SWEEP_ENTRIES).bind(retention)).await?;
     let purged = conn.rows(within(SWEEP).bind(retention)).await?.len() as u64;
     note::sweep(conn, &range.after, Some(&last)).await?;
     conn.rows(within(SWEEP_ROWS).bind(micros(range.retention.max(ROW_RETENTION)))).await?;
-    Ok(Swept { purged, last: Some(last) })
+    let clients = named_clients(conn, range, Some(&last)).await?;
+    Ok(Swept { purged, last: Some(last), clients })
+}
+
+/// Returns the clients of the leases and entries in a range.
+async fn named_clients(
+    conn: &mut Connection<'_>,
+    range: &SweepRange,
+    last: Option<&str>,
+) -> Result<Vec<String>, sqlx::Error> {
+    let query = match last {
+        Some(last) => sqlx::query(NAMED_CLIENTS).bind(&range.after).bind(last),
+        None => sqlx::query(LAST_NAMED_CLIENTS).bind(&range.after),
+    };
+    conn.rows(query).await?.iter().map(|row| row.text("client")).collect()
+}
+
+pub(super) async fn sweep_clients(
+    conn: &mut Connection<'_>,
+    range: &ClientRange,
+) -> Result<Option<String>, sqlx::Error> {
+    let retention = micros(range.retention);
+    let query = sqlx::query(STALE_CLIENTS).bind(&range.after).bind(retention).bind(i64::from(range.limit));
+    let stale = conn.rows(query).await?;
+    let stale = stale.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
+    let unnamed = range.unnamed(&stale);
+    if !unnamed.is_empty() {
+        conn.rows(sqlx::query(SWEEP_CLIENTS).bind(unnamed).bind(retention)).await?;
+    }
+    Ok(stale.into_iter().next_back())
 }
 
 #[cfg(test)]
@@ -210,6 +257,7 @@ mod tests {
             (SWEEP, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
             (SWEEP_ROWS, "'a/', 'a0', 0", ["name > $1", "name <= $2"], 1),
             (note::SWEEP, "'a/', 'a0'", ["name > $1", "name <= $2"], 1),
+            (NAMED_CLIENTS, "'a/', 'a0'", ["name > $1", "name <= $2"], 2),
         ] {
             let steps = plan(&mut conn, sql, arguments).await;
             let is_range =

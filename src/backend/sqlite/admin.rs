@@ -1,9 +1,12 @@
 //! Statements for operators and the sweeper.
 
+use serde_json::Value;
 use sqlx::SqliteConnection;
 
 use super::store::{rows, transaction};
-use crate::backend::admin::{ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable};
+use crate::backend::admin::{
+    ClientRange, ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable,
+};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
 use crate::name::LockName;
@@ -106,18 +109,30 @@ COMMIT");
 // $1 the last name
 const SWEEP_LAST_NOTES: &str = concat!("BEGIN IMMEDIATE;", sweep_notes!("n.name > $1"), "COMMIT");
 
-// Reads all leases, so it runs before the transactions, of which each deletes a batch. $1 retention,
-// $2 the size of a batch
+/// Selects the clients of the leases and entries of some names.
+#[rustfmt::skip]
+macro_rules! named_clients {
+    ($names:literal) => {
+        concat!("
+SELECT client FROM sqlock_lease WHERE ", $names, " AND client <> ''
+ UNION
+SELECT client FROM sqlock_entry WHERE ", $names, " AND client <> ''")
+    };
+}
+
+// $1 the name before the first, $2 the last name
+const NAMED_CLIENTS: &str = named_clients!("name > $1 AND name <= $2");
+
+// $1 the name before the first
+const LAST_NAMED_CLIENTS: &str = named_clients!("name > $1");
+
+// $1 the client before the first, $2 retention, $3 limit
 #[rustfmt::skip]
 const STALE_CLIENTS: &str = concat!("
-SELECT json_group_array(id) AS ids
-  FROM (SELECT id, (row_number() OVER () - 1) / $2 AS batch FROM sqlock_client
-         WHERE beat_at < ", now!(), " - $1
-           AND id NOT IN (SELECT client FROM sqlock_lease UNION ALL SELECT client FROM sqlock_entry))
- GROUP BY batch");
+SELECT id FROM sqlock_client WHERE id > $1 AND beat_at < ", now!(), " - $2 ORDER BY id LIMIT $3");
 
 // A client that has sent a heartbeat meanwhile stays. One that has acquired without a heartbeat
-// registers again. $1 retention, $2 ids
+// registers again. $1 retention, $2 ids as JSON
 #[rustfmt::skip]
 const SWEEP_CLIENTS: &str = concat!("
 BEGIN IMMEDIATE;
@@ -131,13 +146,39 @@ pub(super) async fn sweep(conn: &mut SqliteConnection, range: &SweepRange) -> Re
     let (names, last) = (row.number("names")?, row.text("last")?);
     if names == 0 {
         transaction(conn, sqlx::query(SWEEP_LAST_NOTES).bind(&range.after)).await?;
-        for batch in rows(conn, sqlx::query(STALE_CLIENTS).bind(retention).bind(range.limit)).await? {
-            transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention).bind(batch.text("ids")?)).await?;
-        }
-        return Ok(Swept { purged: 0, last: None });
+        return Ok(Swept { purged: 0, last: None, clients: named_clients(conn, range, None).await? });
     }
     let purged = transaction(conn, sqlx::query(SWEEP).bind(&range.after).bind(&last).bind(retention)).await?;
-    Ok(Swept { purged: purged.len() as u64, last: Some(last) })
+    let clients = named_clients(conn, range, Some(&last)).await?;
+    Ok(Swept { purged: purged.len() as u64, last: Some(last), clients })
+}
+
+/// Returns the clients of the leases and entries in a range.
+async fn named_clients(
+    conn: &mut SqliteConnection,
+    range: &SweepRange,
+    last: Option<&str>,
+) -> Result<Vec<String>, sqlx::Error> {
+    let query = match last {
+        Some(last) => sqlx::query(NAMED_CLIENTS).bind(&range.after).bind(last),
+        None => sqlx::query(LAST_NAMED_CLIENTS).bind(&range.after),
+    };
+    rows(conn, query).await?.iter().map(|row| row.text("client")).collect()
+}
+
+pub(super) async fn sweep_clients(
+    conn: &mut SqliteConnection,
+    range: &ClientRange,
+) -> Result<Option<String>, sqlx::Error> {
+    let retention = micros(range.retention);
+    let stale = rows(conn, sqlx::query(STALE_CLIENTS).bind(&range.after).bind(retention).bind(range.limit)).await?;
+    let stale = stale.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
+    let unnamed = range.unnamed(&stale);
+    if !unnamed.is_empty() {
+        let ids = Value::from(unnamed).to_string();
+        transaction(conn, sqlx::query(SWEEP_CLIENTS).bind(retention).bind(ids)).await?;
+    }
+    Ok(stale.into_iter().next_back())
 }
 
 #[cfg(test)]
@@ -148,14 +189,20 @@ mod tests {
     use super::super::differential::open;
     use super::*;
 
-    #[tokio::test]
-    async fn list_reads_the_range_of_its_prefix() {
+    /// Counts the steps of a plan that read a range of names.
+    async fn ranges(sql: &'static str) -> usize {
         let directory = tempfile::tempdir().expect("a directory");
         let mut conn = open(&directory.path().join("store.db")).await;
-        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {LIST}"));
+        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
         let plan = sqlx::query(explain).bind("a/").bind("a0").fetch_all(&mut conn).await.expect("a plan");
         let steps: Vec<String> = plan.iter().map(|row| row.try_get("detail").expect("a text")).collect();
-        let ranges = steps.iter().filter(|step| step.contains("(name>? AND name<?)")).count();
-        assert_eq!(ranges, 2, "{steps:?}");
+        steps.iter().filter(|step| step.contains("(name>? AND name<?)")).count()
+    }
+
+    #[tokio::test]
+    async fn lists_and_sweeps_read_ranges_of_names() {
+        for sql in [LIST, NAMED_CLIENTS] {
+            assert_eq!(ranges(sql).await, 2, "{sql}");
+        }
     }
 }
