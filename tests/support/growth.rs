@@ -1,10 +1,14 @@
 //! How the time of a lease grows with what is in the database: names in a table of many, with a
 //! sweep beside them; waiters for one name; clients with leases; and a snapshot that is held open.
-//! Times are only printed.
+//! Times are only printed. With `SOAK_JSON=FILE`, each row is also appended to the file, as a line of
+//! JSON for `scripts/charts --growth`.
 
 use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use sqlock::{Lease, Locks};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
@@ -65,10 +69,28 @@ pub(super) async fn soak(place: &Place, count: usize) -> bool {
     true
 }
 
+/// Appends a row to the file of `SOAK_JSON`.
+async fn record(place: &Place, what: &str, count: usize, mut row: Value) {
+    let Some(file) = std::env::var_os("SOAK_JSON") else {
+        return;
+    };
+    row["database"] = place.database.version().await.into();
+    row["what"] = what.into();
+    row["count"] = count.into();
+    let mut file = OpenOptions::new().create(true).append(true).open(file).expect("the file of SOAK_JSON");
+    writeln!(file, "{row}").expect("a line");
+}
+
 /// The times of cycles: an acquisition and a release.
 struct Times(Vec<Duration>);
 
 impl Times {
+    /// Returns microseconds.
+    fn json(&self) -> Value {
+        let micros = |part| self.at(part).as_secs_f64() * 1e6;
+        json!({ "p50": micros(0.5), "p99": micros(0.99), "longest": micros(1.0) })
+    }
+
     /// Returns an element of the sorted times.
     fn at(&self, part: f64) -> Duration {
         let last = self.0.len().saturating_sub(1);
@@ -114,6 +136,7 @@ async fn names(place: &Place, locks: &Locks, count: usize, state: NameState) {
     let times = cycles(locks, &own, &tokio::spawn(sleep(WINDOW))).await;
     let (new, known) = times.split_at(OWN_NAMES);
     println!("    {:<33}{}{:#}", format!("{count} {state:?}"), Times::from(new), Times::from(known));
+    record(place, &format!("{state:?}"), count, Times::from(known).json()).await;
     if count == 0 {
         return;
     }
@@ -129,6 +152,9 @@ async fn names(place: &Place, locks: &Locks, count: usize, state: NameState) {
     let times = cycles(locks, &own[..1], &sweep).await;
     let (purged, time) = sweep.await.expect("no panic");
     let written = place.database.work().await.zip(before).map(|((_, after), (_, before))| after - before);
+    let mut row = Times::from(&times[..]).json();
+    (row["purged"], row["seconds"], row["log"]) = (purged.into(), time.as_secs_f64().into(), written.into());
+    record(place, &format!("Sweep of {state:?}"), count, row).await;
     let written = written.map_or(String::new(), |bytes| format!(", {} MB of log", bytes / 1_000_000));
     println!(
         "    {:<33}{:22}{:#}   {purged} purged in {:.1} s{written}",
@@ -166,6 +192,8 @@ async fn waiters(place: &Place, count: usize) {
     waiting.join_all().await;
     let rate = (count + 1) as f64 / start.elapsed().as_secs_f64();
     println!("    {count:<33}{:>11}{rate:>14.0}{memory:>14}", format!("{:.2} s", queued.as_secs_f64()));
+    let row = json!({ "queued": queued.as_secs_f64(), "rate": rate, "bytes": memory });
+    record(place, "waiters", count, row).await;
     for client in clients {
         client.shutdown().await.expect("shutdown");
     }
@@ -202,6 +230,7 @@ async fn clients(place: &Place, count: usize) {
     let share = processor.zip(before.1).map(|(after, before)| (after - before).as_secs_f64() / seconds * 100.0);
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
     println!("    {count:<33}{:>14}{:>16}", number(statements), number(share));
+    record(place, "clients", count, json!({ "statements": statements, "processor": share })).await;
     for (locks, leases) in held {
         let lost = leases.iter().filter(|lease| !lease.is_held()).count();
         assert_eq!(lost, 0, "a lease was lost");
@@ -231,6 +260,9 @@ async fn snapshot(place: &Place) {
         snapshot.rollback().await.expect("rollback");
     });
     let part = OWN_NAMES.min(times.len());
+    for (i, cycles) in times.chunks_exact(part).enumerate() {
+        record(place, "snapshot", i * part, Times::from(cycles).json()).await;
+    }
     println!("    {:<33}{:>11}{:>11}", "one name, a snapshot held open", "p50", "p99");
     println!("    {:<33}{}", format!("the first {part} cycles"), Times::from(&times[..part]));
     let last = format!("the last {part} of {}", times.len());
