@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use sqlock::Locks;
 
+use crate::cpu::{Meter, Usage};
 use crate::floor::Bare;
 use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::peer::ServerLock;
@@ -17,6 +18,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let locks = place.locks();
     let peer = ServerLock::on(place.bare().await);
     let peer_name = peer.as_ref().map(ServerLock::name);
+    let meter = place.meter().await;
     let mut parties = Parties { locks, bare: place.bare().await, peer };
     let (rounds, turn) = (pace.rounds, pace.turn);
     // The cycles run in a task, as in an application, because the main thread is no worker of the
@@ -27,11 +29,12 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
         for _ in 0..rounds {
             measured.push(parties.take_turns(turn * 2).await);
         }
+        let cpu = (parties.usage(&meter, turn * 2, false).await, parties.usage(&meter, turn * 2, true).await);
         parties.locks.shutdown().await.expect("shutdown");
         parties.bare.close().await;
-        measured
+        (measured, cpu)
     });
-    let rounds = measured.await.expect("no panic");
+    let (rounds, cpu) = measured.await.expect("no panic");
 
     let p50_aim = match place.kind() {
         Kind::SqliteFull | Kind::SqliteNormal => Aim::AtMost(1.05),
@@ -74,6 +77,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
         line("release, p50", |c| c.release, 50, None),
         beside("a statement, p50", "SELECT 1", 50, |round| &round.pings),
     ];
+    lines[0].cpu = Some(cpu);
     if let Some(peer) = peer_name {
         for percent in [50, 99] {
             lines.push(beside(&format!("acquire + release, p{percent}"), peer, percent, |round| &round.peer));
@@ -113,18 +117,10 @@ impl Parties {
         let mut round = Round::default();
         while start.elapsed() < time {
             for _ in 0..TURN {
-                let start = Instant::now();
-                let lease = locks.lease("cycle").acquire().await.expect("acquire");
-                let acquired = Instant::now();
-                lease.release().await.expect("release");
-                round.ours.push(Cycle { acquire: acquired - start, release: acquired.elapsed() });
+                round.ours.push(cycle(locks).await);
             }
             for _ in 0..TURN {
-                let start = Instant::now();
-                let held = bare.acquire("cycle", "0123456789abcdef0123456789abcdef").await;
-                let acquired = Instant::now();
-                bare.release(&held).await;
-                round.floor.push(Cycle { acquire: acquired - start, release: acquired.elapsed() });
+                round.floor.push(bare_cycle(bare).await);
             }
             for _ in 0..TURN {
                 let start = Instant::now();
@@ -141,4 +137,35 @@ impl Parties {
         }
         round
     }
+    /// Measures the processor time of cycles, of sqlock or of the floor.
+    async fn usage(&mut self, meter: &Meter, time: Duration, of_floor: bool) -> Usage {
+        let (start, clock, mut cycles) = (meter.start(), Instant::now(), 0.0);
+        while clock.elapsed() < time {
+            if of_floor {
+                bare_cycle(&mut self.bare).await
+            } else {
+                cycle(&self.locks).await
+            };
+            cycles += 1.0;
+        }
+        let mut usage = Usage::default();
+        usage.add(meter, &start, cycles / clock.elapsed().as_secs_f64());
+        usage
+    }
+}
+
+async fn cycle(locks: &Locks) -> Cycle {
+    let start = Instant::now();
+    let lease = locks.lease("cycle").acquire().await.expect("acquire");
+    let acquired = Instant::now();
+    lease.release().await.expect("release");
+    Cycle { acquire: acquired - start, release: acquired.elapsed() }
+}
+
+async fn bare_cycle(bare: &mut Bare) -> Cycle {
+    let start = Instant::now();
+    let held = bare.acquire("cycle", "0123456789abcdef0123456789abcdef").await;
+    let acquired = Instant::now();
+    bare.release(&held).await;
+    Cycle { acquire: acquired - start, release: acquired.elapsed() }
 }

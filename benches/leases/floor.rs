@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor, Row};
 
 /// A TTL that outlasts every measurement, in microseconds.
-const TTL: i64 = 3_600_000_000;
+pub(crate) const TTL: i64 = 3_600_000_000;
 
 pub(crate) enum Bare {
     Postgres(PgConnection),
@@ -42,6 +42,8 @@ macro_rules! sqlite_now {
         "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"
     };
 }
+
+pub(crate) use {mysql_now, pg_now, sqlite_now};
 
 mod postgres {
     pub(super) const TABLE: &str = r#"
@@ -186,6 +188,16 @@ impl Bare {
             }
         };
         Held { name: name.into(), owner: owner.into(), token }
+    }
+
+    /// Takes a name on SQLite, if it is free.
+    pub(crate) async fn try_acquire(&mut self, name: &str, owner: &str) -> Option<Held> {
+        let Self::Sqlite(conn) = self else {
+            panic!("other databases have better queues");
+        };
+        let query = sqlx::query(sqlite::ACQUIRE).bind(name).bind(owner).bind(TTL);
+        let rows = query.fetch_all(conn).await.expect("acquire");
+        rows.first().map(|row| Held { name: name.into(), owner: owner.into(), token: row.get(0) })
     }
 
     /// Moves the expiry of a held lease.
@@ -351,6 +363,18 @@ impl Bare {
                 return count;
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Returns the server's file that has the number of its process in its first line.
+    pub(crate) async fn process_file(&mut self) -> Option<String> {
+        match self {
+            Self::Postgres(conn) => {
+                let directory: String = sqlx::query_scalar("SHOW data_directory").fetch_one(conn).await.ok()?;
+                Some(format!("{directory}/postmaster.pid"))
+            }
+            Self::MySql(conn) => sqlx::query_scalar("SELECT @@pid_file").fetch_one(conn).await.ok(),
+            Self::Sqlite(_) => None,
         }
     }
 

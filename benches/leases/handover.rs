@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use sqlock::Locks;
 use tokio::task::JoinSet;
 
+use crate::cpu::Usage;
 use crate::floor::Bare;
 use crate::measure::{Aim, Line, Pace, median};
 use crate::place::Place;
@@ -13,14 +14,21 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let locks = place.locks();
     let mut bare = place.bare().await;
     let mut counter = place.bare().await;
+    let meter = place.meter().await;
     let mut lines = Vec::new();
     for tasks in [8, 64, 128] {
+        let (mut cpu, mut floor_cpu) = (Usage::default(), Usage::default());
         let (mut ours, mut floor, mut fairness) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..pace.rounds {
+            let start = meter.start();
             let turns = turns(&locks, tasks, pace.turn).await;
+            cpu.add(&meter, &start, turns.rate);
             ours.push(turns.rate);
             fairness.push(turns.fairness);
-            floor.push(updates(&mut bare, tasks, pace.turn).await);
+            let start = meter.start();
+            let rate = updates(&mut bare, tasks, pace.turn).await;
+            floor_cpu.add(&meter, &start, rate);
+            floor.push(rate);
         }
         let statements = statements(&locks, tasks, pace.turn, &mut counter).await;
         lines.push(Line {
@@ -33,6 +41,7 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
             // No queue can beat a chain of bare updates.
             aim: Some(Aim::AtLeast(0.8)),
+            cpu: Some((cpu, floor_cpu)),
             note: format!(
                 "fairness {:.2}{}",
                 median(&fairness),

@@ -14,6 +14,9 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a bench that cannot measure has nothing to recover to")]
 
+mod batching;
+mod command;
+mod cpu;
 mod cycle;
 mod floor;
 mod growth;
@@ -24,10 +27,12 @@ mod once;
 mod peer;
 mod place;
 mod processes;
+mod queue;
 mod quorum;
 mod renewal;
 mod rows;
 mod throughput;
+mod together;
 mod worker;
 
 use std::time::Instant;
@@ -37,7 +42,7 @@ use serde_json::{Value, json};
 use measure::{Line, Pace};
 use place::Place;
 
-const USAGE: &str = "leases [--only A,B,…,K] [--quick] [--json [FILE]]
+const USAGE: &str = "leases [--only A,B,…,N] [--quick] [--json [FILE]]
 
 A  uncontended acquire and release, one task; next to it the server's own lock, and SELECT 1
 B  throughput on distinct names: 1, 64, 1024 tasks
@@ -50,6 +55,11 @@ H  statements per hand-over between processes, with 2 to 1024 waiters
 I  row locks and version updates in a transaction, next to the same SQL by hand
 J  an effect that is to be had once, next to the same transaction without that
 K  a lease on a majority of three servers, next to one on the slowest of them (beside PostgreSQL, with all three there)
+L  hand-over between clients and between processes, next to the least queue of the database
+M  several names at once, next to the same names in turn
+N  the time of `sqlock run`, next to flock
+
+Processor time is that of the client and the server for one operation: CPU 30 + 50 µs.
 
 DATABASE_URL chooses the database; without it, SQLite in a temporary file.";
 
@@ -109,14 +119,14 @@ enum Json {
 
 impl Request {
     fn from_arguments() -> Result<Self, String> {
-        let mut request = Self { only: "ABCDEFGHIJK".chars().collect(), pace: Pace::FULL, json: Json::No };
+        let mut request = Self { only: "ABCDEFGHIJKLMN".chars().collect(), pace: Pace::FULL, json: Json::No };
         let mut arguments = std::env::args().skip(1).peekable();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--only" => {
                     let list = arguments.next().ok_or("--only what?")?.to_uppercase();
                     request.only = list.chars().filter(|c| *c != ',').collect();
-                    if !request.only.iter().all(|c| ('A'..='K').contains(c)) {
+                    if !request.only.iter().all(|c| ('A'..='N').contains(c)) {
                         return Err(format!("unknown metric in {list}"));
                     }
                 }
@@ -167,7 +177,10 @@ impl Request {
                 'H' => processes::statements(place, &self.pace).await,
                 'I' => rows::measure(place, &self.pace).await,
                 'J' => once::measure(place, &self.pace).await,
-                _ => quorum::measure(place, &self.pace).await,
+                'K' => quorum::measure(place, &self.pace).await,
+                'L' => queue::measure(place, &self.pace).await,
+                'M' => together::measure(place, &self.pace).await,
+                _ => command::measure(place, &self.pace).await,
             };
             if table {
                 for line in &more {

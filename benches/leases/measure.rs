@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::cpu::Usage;
+
 /// How long to measure.
 pub(crate) struct Pace {
     pub(crate) name: &'static str,
@@ -47,6 +49,8 @@ pub(crate) struct Line {
     /// The ratios of the contender to the floor, one for each round.
     pub(crate) ratios: Vec<f64>,
     pub(crate) aim: Option<Aim>,
+    /// The processor time of the contender and the floor.
+    pub(crate) cpu: Option<(Usage, Usage)>,
     pub(crate) note: String,
 }
 
@@ -108,6 +112,8 @@ impl Line {
             "rounds": self.ratios.len(),
             "aim": aim,
             "aim_met": self.aim.zip(self.ratio()).map(|(aim, ratio)| aim.is_met(ratio)),
+            "cpu": self.cpu.as_ref().map(|(ours, _)| ours.json()),
+            "floor_cpu": self.cpu.as_ref().map(|(_, floor)| floor.json()),
             "note": self.note,
         })
     }
@@ -124,6 +130,9 @@ impl fmt::Display for Line {
             if let Some(aim) = self.aim {
                 write!(f, "  {aim} {}", if aim.is_met(ratio) { "met" } else { "MISSED" })?;
             }
+        }
+        if let Some((ours, floor)) = &self.cpu {
+            write!(f, "  CPU {ours} µs, floor {floor} µs")?;
         }
         if !self.note.is_empty() {
             write!(f, "  {}", self.note)?;

@@ -11,6 +11,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySqlPool, PgPool, SqlitePool};
 use tempfile::TempDir;
 
+use crate::cpu::Meter;
 use crate::floor::{Bare, Ear};
 
 pub(crate) struct Place {
@@ -23,8 +24,9 @@ pub(crate) struct Place {
     _file: Option<TempDir>,
 }
 
+/// How to connect to a place.
 #[derive(Clone)]
-enum Options {
+pub(crate) enum Options {
     Postgres(PgConnectOptions),
     MySql(MySqlConnectOptions),
     Sqlite(SqliteConnectOptions),
@@ -148,28 +150,31 @@ impl Place {
         }
     }
 
-    /// Creates a client in another process.
-    pub(crate) fn locks_at(address: &Value) -> Locks {
-        let text = |key: &str| address[key].as_str().expect("a text");
-        let options = match address["url"].as_str() {
-            Some(url) if url.starts_with("postgres") => {
-                Options::Postgres(url.parse::<PgConnectOptions>().expect("a URL").disable_statement_logging())
-            }
-            Some(url) => Options::MySql(url.parse::<MySqlConnectOptions>().expect("a URL").disable_statement_logging()),
-            None => Options::sqlite(Path::new(text("file")), text("synchronous")),
-        };
-        options.locks()
+    /// Returns the URL of this place for the command.
+    pub(crate) fn url(&self) -> String {
+        match &self.options {
+            Options::Postgres(options) => options.to_url_lossy().to_string(),
+            Options::MySql(options) => options.to_url_lossy().to_string(),
+            Options::Sqlite(options) => format!("sqlite://{}", options.get_filename().display()),
+        }
+    }
+
+    /// Returns how to connect to this place.
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
     }
 
     /// Listens to a channel, if the database supports notifications.
     pub(crate) async fn ear(&self, channel: &str) -> Option<Ear> {
-        match self.options.clone() {
-            Options::Postgres(options) => {
-                let one = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
-                Some(Ear::on(&one, channel).await)
-            }
-            _ => None,
-        }
+        self.options.ear(channel).await
+    }
+
+    /// Returns what measures processor time.
+    pub(crate) async fn meter(&self) -> Meter {
+        let mut bare = self.bare().await;
+        let meter = Meter::on(&mut bare).await;
+        bare.close().await;
+        meter
     }
 
     /// Opens a connection to the server outside of the place, which does not affect its counts.
@@ -202,6 +207,28 @@ impl Place {
 }
 
 impl Options {
+    /// Reads an address.
+    pub(crate) fn at(address: &Value) -> Self {
+        let text = |key: &str| address[key].as_str().expect("a text");
+        match address["url"].as_str() {
+            Some(url) if url.starts_with("postgres") => {
+                Self::Postgres(url.parse::<PgConnectOptions>().expect("a URL").disable_statement_logging())
+            }
+            Some(url) => Self::MySql(url.parse::<MySqlConnectOptions>().expect("a URL").disable_statement_logging()),
+            None => Self::sqlite(Path::new(text("file")), text("synchronous")),
+        }
+    }
+
+    pub(crate) async fn ear(&self, channel: &str) -> Option<Ear> {
+        match self.clone() {
+            Self::Postgres(options) => {
+                let one = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+                Some(Ear::on(&one, channel).await)
+            }
+            _ => None,
+        }
+    }
+
     fn sqlite(file: &Path, synchronous: &str) -> Self {
         let synchronous = if synchronous == "FULL" { SqliteSynchronous::Full } else { SqliteSynchronous::Normal };
         let options = SqliteConnectOptions::new()
@@ -221,7 +248,8 @@ impl Options {
         }
     }
 
-    fn locks(self) -> Locks {
+    /// Creates a client, as an application does.
+    pub(crate) fn locks(self) -> Locks {
         match self.pool() {
             Pool::Postgres(pool) => Locks::new(pool),
             Pool::MySql(pool) => Locks::new(pool),
@@ -229,7 +257,7 @@ impl Options {
         }
     }
 
-    async fn connect(&self) -> Bare {
+    pub(crate) async fn connect(&self) -> Bare {
         match self {
             Self::Postgres(options) => Bare::Postgres(options.connect().await.expect("connect")),
             Self::MySql(options) => {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use crate::floor::{Bare, Ear, Held};
 use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::place::{Kind, Place};
-use crate::worker::{Done, Turn, Worker, clock};
+use crate::worker::{Contender, Turn, Worker, clock, turns_of_each};
 
 /// How often the floor polls, without notifications.
 const LOOK: Duration = Duration::from_millis(1);
@@ -25,7 +25,7 @@ pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
     for (hold, most) in [(5, 4), (100, 20)] {
         let hold = Duration::from_millis(hold);
         let turn = pace.turn * most;
-        let mut workers = vec![Worker::start(place, 1, hold).await, Worker::start(place, 1, hold).await];
+        let mut workers = vec![start(place, 1, hold).await, start(place, 1, hold).await];
         let (mut ours, mut floor) = (Vec::new(), Vec::new());
         for _ in 0..pace.rounds.min(4) {
             let done = Worker::take_turns(&mut workers, turn).await;
@@ -67,14 +67,14 @@ pub(crate) async fn contention(place: &Place, pace: &Pace) -> Vec<Line> {
     for processes in [2, 8, 16] {
         let mut workers = Vec::new();
         for _ in 0..processes {
-            workers.push(Worker::start(place, 1, Duration::ZERO).await);
+            workers.push(start(place, 1, Duration::ZERO).await);
         }
         let time = pace.turn * 3;
         let (mut ours, mut floor, mut fairness) = (Vec::new(), Vec::new(), Vec::new());
         Worker::take_turns(&mut workers, pace.turn).await;
         for _ in 0..pace.rounds.min(4) {
             let start = Instant::now();
-            let turns = turns(Worker::take_turns(&mut workers, time).await);
+            let turns = turns_of_each(Worker::take_turns(&mut workers, time).await);
             ours.push(turns.iter().sum::<u64>() as f64 / start.elapsed().as_secs_f64());
             let fewest = turns.iter().min().copied().unwrap_or_default();
             fairness.push(fewest as f64 / turns.iter().max().copied().unwrap_or(1).max(1) as f64);
@@ -110,6 +110,9 @@ pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
         else {
             return lines;
         };
+        let (fewest, most) = (turns.iter().min().copied(), turns.iter().max().copied());
+        let fairness = fewest.unwrap_or_default() as f64 / most.unwrap_or_default().max(1) as f64;
+        let turns: u64 = turns.iter().sum();
         let each = (busy - idle) as f64 / turns as f64;
         lines.push(Line {
             database: place.title.clone(),
@@ -117,23 +120,24 @@ pub(crate) async fn statements(place: &Place, pace: &Pace) -> Vec<Line> {
             what: format!("{processes} processes of {tasks}"),
             unit: "statements",
             ours: each,
-            note: format!("{turns} hand-overs"),
+            note: format!("{turns} hand-overs, fairness {fairness:.2}"),
             ..Line::default()
         });
     }
     lines
 }
 
-/// Returns the server's count from the start of the first worker to the end of the last, and their
-/// number of turns.
-async fn bill(place: &Place, processes: usize, tasks: usize, time: Duration) -> Option<(i64, u64)> {
+/// Returns the server's count from the start of the first worker to the end of the last, and the
+/// turns of each task.
+async fn bill(place: &Place, processes: usize, tasks: usize, time: Duration) -> Option<(i64, Vec<u64>)> {
     let mut meter = place.monitor().await?;
     let before = meter.total(place.database()).await;
     let mut workers = Vec::new();
     for _ in 0..processes {
-        workers.push(Worker::start(place, tasks, Duration::ZERO).await);
+        workers.push(start(place, tasks, Duration::ZERO).await);
     }
-    let turns = if time.is_zero() { 0 } else { turns(Worker::take_turns(&mut workers, time).await).iter().sum() };
+    let done = if time.is_zero() { Vec::new() } else { Worker::take_turns(&mut workers, time).await };
+    let turns = done.into_iter().flat_map(|done| done.turns).collect();
     for worker in workers {
         worker.end().await;
     }
@@ -142,8 +146,8 @@ async fn bill(place: &Place, processes: usize, tasks: usize, time: Duration) -> 
     Some((after - before, turns))
 }
 
-fn turns(done: Vec<Done>) -> Vec<u64> {
-    done.into_iter().map(|done| done.turns.into_iter().sum()).collect()
+async fn start(place: &Place, tasks: usize, hold: Duration) -> Worker {
+    Worker::start(place, tasks, hold, Contender::Sqlock).await
 }
 
 /// Returns the times between two holders, in microseconds, if the later holder was waiting.

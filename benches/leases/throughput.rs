@@ -5,41 +5,64 @@ use std::time::{Duration, Instant};
 use sqlock::Locks;
 use tokio::task::JoinSet;
 
+use crate::batching::{Batching, Sender};
+use crate::cpu::Usage;
 use crate::floor::Bare;
 use crate::measure::{Aim, Line, Pace, median};
 use crate::place::{Kind, Place};
 
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let locks = place.locks();
+    let meter = place.meter().await;
+    let batching = Batching::start(place).await;
     let mut lines = Vec::new();
     for tasks in [1, 64, 1024] {
         let mut floor = place.floor(tasks).await;
         let connections = floor.len();
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (mut ours, mut theirs, mut batched) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut cpu, mut floor_cpu, mut batched_cpu) = (Usage::default(), Usage::default(), Usage::default());
         // The first round creates the rows and warms up.
         for round in 0..=pace.rounds {
-            let rate = cycles_of_tasks(&locks, tasks, pace.turn).await;
-            let floor_rate = cycles_of_connections(&mut floor, tasks, pace.turn).await;
+            let start = meter.start();
+            let client = locks.clone();
+            let rate = cycles_of_tasks(tasks, pace.turn, move |name| cycle(client.clone(), name)).await;
             if round > 0 {
+                cpu.add(&meter, &start, rate);
                 ours.push(rate);
-                theirs.push(floor_rate);
+            }
+            let start = meter.start();
+            let rate = cycles_of_connections(&mut floor, tasks, pace.turn).await;
+            if round > 0 {
+                floor_cpu.add(&meter, &start, rate);
+                theirs.push(rate);
+            }
+            let start = meter.start();
+            let sender = batching.sender();
+            let rate = cycles_of_tasks(tasks, pace.turn, move |name| batched_cycle(sender.clone(), name)).await;
+            if round > 0 {
+                batched_cpu.add(&meter, &start, rate);
+                batched.push(rate);
             }
         }
         for bare in floor {
             bare.close().await;
         }
-        lines.push(Line {
+        let line = |peer, rates: &[f64]| Line {
             database: place.title.clone(),
             metric: 'B',
             what: format!("{tasks} tasks, floor of {connections}"),
+            peer,
             unit: "cycles/s",
-            ours: median(&ours),
+            ours: median(rates),
             floor: Some(median(&theirs)),
-            ratios: ours.iter().zip(&theirs).map(|(ours, floor)| ours / floor).collect(),
-            aim: aim(place.kind(), tasks),
+            ratios: rates.iter().zip(&theirs).map(|(rate, floor)| rate / floor).collect(),
             ..Line::default()
-        });
+        };
+        let note = format!("batches only: CPU {batched_cpu} µs");
+        lines.push(Line { aim: aim(place.kind(), tasks), cpu: Some((cpu, floor_cpu)), note, ..line(None, &ours) });
+        lines.push(line(Some("batches only"), &batched));
     }
+    batching.end().await;
     locks.shutdown().await.expect("shutdown");
     lines
 }
@@ -58,18 +81,28 @@ fn aim(kind: Kind, tasks: usize) -> Option<Aim> {
     Some(Aim::AtLeast(least))
 }
 
+async fn cycle(locks: Locks, name: String) {
+    let lease = locks.lease(name).acquire().await.expect("acquire");
+    lease.release().await.expect("release");
+}
+
+async fn batched_cycle(sender: Sender, name: String) {
+    sender.acquire_and_release(&name).await;
+}
+
 /// Measures tasks that each acquire and release a name of their own.
-async fn cycles_of_tasks(locks: &Locks, tasks: usize, time: Duration) -> f64 {
+async fn cycles_of_tasks<F>(tasks: usize, time: Duration, cycle: impl Fn(String) -> F + Clone + Send + 'static) -> f64
+where
+    F: Future<Output = ()> + Send,
+{
     let start = Instant::now();
     let mut running = JoinSet::new();
     for task in 0..tasks {
-        let locks = locks.clone();
+        let cycle = cycle.clone();
         running.spawn(async move {
-            let name = format!("name/{task}");
             let mut cycles = 0;
             while start.elapsed() < time {
-                let lease = locks.lease(&name).acquire().await.expect("acquire");
-                lease.release().await.expect("release");
+                cycle(format!("name/{task}")).await;
                 cycles += 1;
             }
             cycles

@@ -13,10 +13,19 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
 
-use crate::place::Place;
+use crate::place::{Options, Place};
+use crate::queue::User;
 
 /// The argument that makes this program a worker.
 pub(crate) const WORKER: &str = "--worker";
+
+/// What the process takes turns with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contender {
+    Sqlock,
+    /// The least queue of the database, without a hold.
+    Queue,
+}
 
 /// One turn of a holder of the name, in nanoseconds of the clock that all processes share.
 pub(crate) struct Turn {
@@ -43,7 +52,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Starts a worker and waits until it is connected. `hold`: about how long it keeps the name.
-    pub(crate) async fn start(place: &Place, tasks: usize, hold: Duration) -> Self {
+    pub(crate) async fn start(place: &Place, tasks: usize, hold: Duration, contender: Contender) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
             .arg(WORKER)
             .stdin(Stdio::piped())
@@ -55,7 +64,9 @@ impl Worker {
         let answers = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let mut worker = Self { child, orders, answers };
         let hold = hold.as_micros() as u64;
-        worker.tell(&json!({ "address": place.address(), "tasks": tasks, "hold": hold }).to_string()).await;
+        let is_queue = contender == Contender::Queue;
+        let behaviour = json!({ "address": place.address(), "tasks": tasks, "hold": hold, "is_queue": is_queue });
+        worker.tell(&behaviour.to_string()).await;
         assert_eq!(worker.hear().await, "ready");
         worker
     }
@@ -99,13 +110,22 @@ impl Worker {
     }
 }
 
+/// Returns the number of turns of each worker.
+pub(crate) fn turns_of_each(done: Vec<Done>) -> Vec<u64> {
+    done.into_iter().map(|done| done.turns.into_iter().sum()).collect()
+}
+
 /// Runs the worker itself.
 pub(crate) async fn run() {
     let mut orders = std::io::stdin().lock().lines().map(|order| order.expect("an order"));
     let behaviour: Value = serde_json::from_str(&orders.next().expect("where to go")).expect("JSON");
     let tasks = behaviour["tasks"].as_u64().expect("a number");
     let hold = Duration::from_micros(behaviour["hold"].as_u64().expect("a number"));
-    let locks = Place::locks_at(&behaviour["address"]);
+    let options = Options::at(&behaviour["address"]);
+    if behaviour["is_queue"].as_bool() == Some(true) {
+        return run_queue(&options, orders).await;
+    }
+    let locks = options.locks();
     let own = format!("worker/{}", std::process::id());
     locks.lease(own).acquire().await.expect("acquire").release().await.expect("release");
     println!("ready");
@@ -136,6 +156,23 @@ pub(crate) async fn run() {
         println!("{}", json!({ "turns": turns, "log": logs.concat() }));
     }
     locks.shutdown().await.expect("shutdown");
+}
+
+/// Takes turns as a user of the least queue.
+async fn run_queue(options: &Options, orders: impl Iterator<Item = String>) {
+    let mut user = User::connect(options, &std::process::id().to_string()).await;
+    println!("ready");
+    for order in orders {
+        let time = Duration::from_micros(order.parse().expect("a number"));
+        let until = clock() + time.as_nanos() as i64;
+        let mut turns = 0;
+        while clock() < until {
+            user.acquire().await;
+            user.release().await;
+            turns += 1;
+        }
+        println!("{}", json!({ "turns": [turns], "log": [] }));
+    }
 }
 
 /// Returns the nanoseconds of a clock that is the same in all processes.

@@ -82,7 +82,7 @@ impl Run {
         Ok(Limits {
             workers,
             connections: workers + 1.0,
-            batch: if title.starts_with('M') { 16.0 } else { 64.0 },
+            batch: if title.starts_with('M') { 40.0 } else { 256.0 },
             max_connections,
             memory_bytes: memory * 1024.0,
         })
