@@ -9,9 +9,8 @@
 //! For each database of the run it prints the constants, the predicted values beside the measured
 //! ones, and a table for growing numbers of clients and names, with the resource that limits them.
 //!
-//! The model has bottlenecks only: a rate is limited by the duration of a request or by the
-//! server's time for it, whichever limit is lower. It has neither queues nor noise. The bench runs
-//! on the machine of its servers, so the server's time contains that of the clients.
+//! The model has one queue, that of the server, and no noise. The bench runs on the machine of its
+//! servers, so the server's time contains that of the clients.
 
 mod model;
 mod run;
@@ -21,7 +20,7 @@ use std::process::ExitCode;
 use model::Constants;
 use run::{LEASES, Row, Run};
 
-const CLIENTS: [f64; 5] = [1.0, 10.0, 100.0, 1_000.0, 10_000.0];
+const CLIENTS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -53,14 +52,15 @@ struct Prediction {
 fn predictions(constants: &Constants) -> Vec<Prediction> {
     let mut all = Vec::new();
     let mut add = |row, value, is_fitted| all.push(Prediction { row, value, is_fitted });
-    for tasks in [1.0, 64.0, 1024.0] {
-        add(Row::new("B", format!("{tasks} tasks")), constants.cycles(1.0, tasks), tasks == 1024.0);
+    for tasks in [1, 64, 1024] {
+        add(Row::new("B", format!("{tasks} tasks")), constants.cycles(1, tasks), tasks == 1024);
     }
     for tasks in [8, 64, 128] {
         add(Row::new("C", format!("{tasks} tasks")), 1e6 / constants.local_hand_over, tasks == 8);
     }
     for processes in [2, 8, 16] {
-        add(Row::new("G", format!("{processes} processes")), constants.hand_overs(1.0), processes == 2);
+        let rate = constants.hand_overs(1.0, f64::from(processes));
+        add(Row::new("G", format!("{processes} processes")), rate, processes != 8);
     }
     for leases in [1.0, 100.0, LEASES] {
         add(Row::heartbeat(leases), constants.heartbeat(leases), leases != 100.0);
@@ -115,13 +115,14 @@ fn growth(constants: &Constants) -> String {
         "clients", "names held", "cycles/s", "hand-overs/s", "heartbeats", "tables"
     );
     for clients in CLIENTS {
-        let names = clients * LEASES;
-        let (resource, used) = constants.bottleneck(clients, LEASES);
+        let all = f64::from(clients);
+        let names = all * LEASES;
+        let (resource, used) = constants.bottleneck(all, LEASES);
         table += &format!(
             "{clients:>7} {names:>11} {:>10.0} {:>12.0} {:>9.2} % {:>6.1} MB  {resource} {:.0} %{}\n",
-            constants.cycles(clients, 1.0),
-            constants.hand_overs((clients / 2.0).max(1.0)),
-            constants.heartbeat_load(clients, LEASES) * 100.0,
+            constants.cycles(clients, 1),
+            constants.hand_overs((all / 2.0).max(1.0), 2.0),
+            constants.heartbeat_load(all, LEASES) * 100.0,
             constants.table_bytes(names) / 1e6,
             used * 100.0,
             if used > 1.0 { ": ends here" } else { "" },
@@ -154,7 +155,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(count, 10);
+        assert_eq!(count, 12);
     }
 
     #[test]

@@ -1,4 +1,9 @@
 //! The formulas of the capacity model: pure functions of the constants of a database.
+//!
+//! The connections of the clients and the server are a closed network of queues: a request waits
+//! for the server, is served, and then spends the rest of its time elsewhere. Its rate is that of
+//! mean value analysis (M. Reiser and S. S. Lavenberg, "Mean-Value Analysis of Closed Multichain
+//! Queuing Networks", Journal of the ACM 27, 1980).
 
 use std::fmt;
 
@@ -24,6 +29,8 @@ pub(crate) struct Constants {
     pub(crate) heartbeat: f64,
     /// Between two holders in different processes.
     pub(crate) hand_over: f64,
+    /// How much each further process that waits adds to a hand-over.
+    pub(crate) waiting_process: f64,
     /// Between two tasks of a process.
     pub(crate) local_hand_over: f64,
     /// The statements of a hand-over between processes, where the server counts them.
@@ -37,7 +44,7 @@ pub(crate) struct Constants {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Limits {
     /// The connections of a client that carry operations; a file has one writer.
-    pub(crate) workers: f64,
+    pub(crate) workers: u32,
     /// The connections of a client, with that of its heartbeat.
     pub(crate) connections: f64,
     /// The operations in a statement, at most.
@@ -59,21 +66,23 @@ impl Constants {
     }
 
     /// Predicts the cycles of acquire and release a second, by so many clients with so many tasks
-    /// each, on distinct names.
-    pub(crate) fn cycles(&self, clients: f64, tasks: f64) -> f64 {
+    /// each, on distinct names. A statement acquires or releases, so the tasks of a connection are
+    /// in two of them.
+    pub(crate) fn cycles(&self, clients: u32, tasks: u32) -> f64 {
         let Limits { workers, batch, .. } = self.limits;
-        let batch = (tasks / workers).clamp(1.0, batch);
-        let statements = clients * tasks.min(workers) * 1e6 / self.latency(batch);
-        statements.min(1e6 / self.service(batch)) * batch / 2.0
+        let batch = (f64::from(tasks) / (2.0 * f64::from(workers))).clamp(1.0, batch);
+        let (latency, service) = (self.latency(batch), self.service(batch));
+        rate(clients * tasks.min(workers), service, (latency - service).max(0.0)) * batch / 2.0
     }
 
-    /// Predicts the hand-overs between processes a second, of so many names that always have
-    /// waiters. The number of waiters does not change it.
-    pub(crate) fn hand_overs(&self, names: f64) -> f64 {
+    /// Predicts the hand-overs between processes a second, of so many names that so many processes
+    /// each take in turn.
+    pub(crate) fn hand_overs(&self, names: f64, processes: f64) -> f64 {
+        let each = self.hand_over + (processes - 2.0) * self.waiting_process;
         match self.hand_over_statements {
-            Some(statements) => (names * 1e6 / self.hand_over).min(1e6 / (statements * self.statement)),
+            Some(statements) => (names * 1e6 / each).min(1e6 / (statements * self.statement)),
             // A file has one writer, which all names share.
-            None => 1e6 / self.hand_over,
+            None => 1e6 / each,
         }
     }
 
@@ -106,12 +115,25 @@ impl Constants {
     }
 }
 
+/// Computes the statements a second of so many connections, each of which is served for `service`
+/// and elsewhere for `elsewhere` microseconds.
+fn rate(connections: u32, service: f64, elsewhere: f64) -> f64 {
+    let (mut rate, mut queued) = (0.0, 0.0);
+    for count in 1..=connections {
+        let response = service * (1.0 + queued);
+        rate = f64::from(count) / (elsewhere + response);
+        queued = rate * response;
+    }
+    rate * 1e6
+}
+
 impl fmt::Display for Constants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { round_trip, commit, client, statement, operation, .. } = self;
         writeln!(f, "round trip {round_trip:.1} µs, write and commit {commit:.1} µs, client {client:.1} µs")?;
         writeln!(f, "busy server: {statement:.1} µs a statement, {operation:.2} µs each further operation in it")?;
         writeln!(f, "hand-over {:.0} µs, in a process {:.0} µs", self.hand_over, self.local_hand_over)?;
+        writeln!(f, "each further process that waits: {:.0} µs of a hand-over", self.waiting_process)?;
         writeln!(f, "heartbeat {:.0} µs, each further lease {:.4} µs", self.heartbeat, self.heartbeat_lease)?;
         writeln!(f, "a name {:.0} bytes", self.name_bytes)
     }
@@ -131,11 +153,12 @@ mod tests {
             heartbeat_lease: 0.01,
             heartbeat: 100.0,
             hand_over: 400.0,
+            waiting_process: 0.0,
             local_hand_over: 200.0,
             hand_over_statements: Some(2.0),
             name_bytes: 200.0,
             limits: Limits {
-                workers: 2.0,
+                workers: 2,
                 connections: 3.0,
                 batch: 64.0,
                 max_connections: Some(300.0),
@@ -152,40 +175,42 @@ mod tests {
     #[test]
     fn cycles_grow_with_clients_up_to_the_server() {
         // Two statements of 100 µs each.
-        assert_near(constants().cycles(1.0, 1.0), 5_000.0);
-        assert_near(constants().cycles(1.5, 1.0), 7_500.0);
+        assert_near(constants().cycles(1, 1), 5_000.0);
+        // The other client has the server half of the time: 50 µs elsewhere, 75 µs at the server.
+        assert_near(constants().cycles(2, 1), 8_000.0);
         // Two statements of 50 µs of the server each.
-        assert_near(constants().cycles(2.0, 1.0), 10_000.0);
-        assert_near(constants().cycles(10_000.0, 1.0), 10_000.0);
+        assert_near(constants().cycles(10_000, 1), 10_000.0);
     }
 
     #[test]
     fn cycles_grow_with_tasks_up_to_the_batch() {
         // Both connections are in use, with a statement of one operation each.
-        assert_near(constants().cycles(0.5, 2.0), 5_000.0);
-        // 32 operations in each statement: 50 + 31 × 2 µs of the server.
-        assert_near(constants().cycles(1.0, 64.0), 16.0 * 1e6 / 112.0);
-        // No statement has more than 64: 50 + 63 × 2 µs.
-        assert_near(constants().cycles(1.0, 1024.0), 32.0 * 1e6 / 176.0);
-        assert_near(constants().cycles(1.0, 1e6), constants().cycles(1.0, 128.0));
+        assert_near(constants().cycles(1, 2), 8_000.0);
+        // 16 operations in each statement: 50 + 15 × 2 µs of the server, and 50 µs elsewhere. The
+        // server is busy for 80 of 130 µs when the other connection asks.
+        let response = 80.0 * (1.0 + 80.0 / 130.0);
+        assert_near(constants().cycles(1, 64), 8.0 * 2e6 / (50.0 + response));
+        // No statement has more than 64.
+        assert_near(constants().cycles(1, 1_000_000), constants().cycles(1, 256));
     }
 
     #[test]
     fn one_writer_sends_one_statement_at_a_time() {
         let mut file = constants();
-        file.limits.workers = 1.0;
+        file.limits.workers = 1;
         // 2 operations in the statement, which takes 102 µs.
-        assert_near(file.cycles(1.0, 2.0), 1e6 / 102.0);
+        assert_near(file.cycles(1, 4), 1e6 / 102.0);
     }
 
     #[test]
     fn hand_overs_grow_with_names_up_to_the_server() {
-        assert_near(constants().hand_overs(1.0), 2_500.0);
-        assert_near(constants().hand_overs(2.0), 5_000.0);
+        assert_near(constants().hand_overs(1.0, 2.0), 2_500.0);
+        assert_near(constants().hand_overs(2.0, 2.0), 5_000.0);
         // Two statements of 50 µs of the server each.
-        assert_near(constants().hand_overs(1_000.0), 10_000.0);
-        let file = Constants { hand_over_statements: None, ..constants() };
-        assert_near(file.hand_overs(1_000.0), 2_500.0);
+        assert_near(constants().hand_overs(1_000.0, 2.0), 10_000.0);
+        let file = Constants { hand_over_statements: None, waiting_process: 50.0, ..constants() };
+        assert_near(file.hand_overs(1_000.0, 2.0), 2_500.0);
+        assert_near(file.hand_overs(1_000.0, 4.0), 2_000.0);
     }
 
     #[test]

@@ -53,35 +53,42 @@ impl Run {
         let write = floor(Row::new("A", "acquire, p50"))?;
         let cycle = value(Row::new("A", "acquire + release, p50"))?;
         let statement = 1e6 / (2.0 * floor(Row::new("B", "1024 tasks"))?);
-        // With so many tasks every statement is full. Either the server is busy all the time, or
-        // the connections of the client are.
-        let full = limits.batch * 1e6 / (2.0 * value(Row::new("B", "1024 tasks"))?);
-        let others = (full - statement).min(limits.workers * full - write.max(round_trip).max(cycle / 2.0));
+        let (two, sixteen) = (value(Row::new("G", "2 processes"))?, value(Row::new("G", "16 processes"))?);
         let (one, all) = (value(Row::heartbeat(1.0))?, value(Row::heartbeat(LEASES))?);
-        Ok(Constants {
+        let mut constants = Constants {
             round_trip,
             commit: (write - round_trip).max(0.0),
             client: (cycle / 2.0 - write.max(round_trip)).max(0.0),
             statement,
-            operation: (others / (limits.batch - 1.0)).max(0.0),
+            operation: 0.0,
             heartbeat: one,
             heartbeat_lease: ((all - one) / (LEASES - 1.0)).max(0.0),
-            hand_over: 1e6 / value(Row::new("G", "2 processes"))?,
+            hand_over: 1e6 / two,
+            waiting_process: (1e6 / sixteen - 1e6 / two) / 14.0,
             local_hand_over: 1e6 / value(Row::new("C", "8 tasks"))?,
             hand_over_statements: value(Row::new("H", "2 processes of 1")).ok(),
             name_bytes: value(Row::new("D", "size of"))?,
             limits,
-        })
+        };
+        // The time with which the model predicts the measured rate. A longer one makes it lower.
+        let cycles = value(Row::new("B", "1024 tasks"))?;
+        let (mut low, mut high) = (0.0, 1e6 / cycles);
+        for _ in 0..64 {
+            constants.operation = f64::midpoint(low, high);
+            let is_short = constants.cycles(1, 1024) > cycles;
+            *(if is_short { &mut low } else { &mut high }) = constants.operation;
+        }
+        Ok(constants)
     }
 
     fn limits(&self, database: &Value, title: &str) -> Result<Limits, String> {
         let memory = self.0["machine"]["memory"].as_str().and_then(|text| text.strip_suffix(" kB"));
         let memory: f64 = memory.and_then(|text| text.parse().ok()).ok_or("the memory of the machine is unknown")?;
         let max_connections = database["max_connections"].as_f64();
-        let workers = if max_connections.is_some() { 2.0 } else { 1.0 };
+        let workers = if max_connections.is_some() { 2 } else { 1 };
         Ok(Limits {
             workers,
-            connections: workers + 1.0,
+            connections: f64::from(workers + 1),
             batch: if title.starts_with('M') { 40.0 } else { 256.0 },
             max_connections,
             memory_bytes: memory * 1024.0,
