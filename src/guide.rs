@@ -3,11 +3,11 @@
 //!
 //! [The table of calls](crate#which-call) lists the call for each task. [`cluster`] describes the
 //! loss of a server and the choice of a cluster; [`limits`] lists what is not promised; [`costs`]
-//! counts the statements of each call; [`comparison`] compares other systems. [`observability`]
-//! lists what an operator sees, [`runbook`] the steps after an alert, [`security`] rights, TLS and
-//! what a hostile user can do; the chapter `testing` (with that feature) shows how to test an
-//! application that locks. [`migrating`] replaces other locks, [`recipes`] has set-ups for
-//! frameworks, and [`faq`] answers questions.
+//! counts the statements of each call; [`capacity`] says how much one database carries;
+//! [`comparison`] compares other systems. [`observability`] lists what an operator sees, [`runbook`]
+//! the steps after an alert, [`security`] rights, TLS and what a hostile user can do; the chapter
+//! `testing` (with that feature) shows how to test an application that locks. [`migrating`] replaces
+//! other locks, [`recipes`] has set-ups for frameworks, and [`faq`] answers questions.
 //!
 //! # How a lease lives
 //!
@@ -169,6 +169,7 @@
 //! [`RowError::StaleSnapshot`]: crate::row::RowError::StaleSnapshot
 //! [`Versioned`]: crate::version::Versioned
 
+pub mod capacity;
 pub mod cluster;
 pub mod comparison;
 pub mod costs;
