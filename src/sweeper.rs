@@ -143,7 +143,7 @@ async fn sweep(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<
     Ok(purged)
 }
 
-/// Sweeps all names, range by range, and then the clients that no row of these names.
+/// Sweeps all names, range by range, and then the clients that no lease or entry names.
 async fn sweep_names(client: &Arc<Client>, retention: Duration, limit: u32) -> Result<u64> {
     let mut range = SweepRange { after: String::new(), limit, retention };
     let (mut purged, mut named) = (0, HashSet::new());

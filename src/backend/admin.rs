@@ -88,6 +88,26 @@ impl ClientRange {
     }
 }
 
+/// Selects the clients of the leases and entries of some names, on PostgreSQL and SQLite.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[rustfmt::skip]
+macro_rules! named_clients {
+    ($names:literal) => {
+        concat!("
+SELECT client FROM sqlock_lease WHERE ", $names, " AND client <> ''
+ UNION
+SELECT client FROM sqlock_entry WHERE ", $names, " AND client <> ''")
+    };
+}
+
+// $1 the name before the first, $2 the last name
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) const NAMED_CLIENTS: &str = named_clients!("name > $1 AND name <= $2");
+
+// $1 the name before the first
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) const LAST_NAMED_CLIENTS: &str = named_clients!("name > $1");
+
 /// The server and the tables behind a vote of a quorum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin {

@@ -3,7 +3,8 @@
 use super::note;
 use super::store::{Connection, grant, now};
 use crate::backend::admin::{
-    ClientRange, ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable,
+    ClientRange, LAST_NAMED_CLIENTS, ListedHolder, ListedWaiter, NAMED_CLIENTS, Names, SweepRange, Swept,
+    end_of_prefix, skip_unreadable,
 };
 use crate::backend::micros;
 use crate::backend::store::ROW_RETENTION;
@@ -146,23 +147,6 @@ const SWEEP_ROWS: &str = concat!("
 WITH unseen AS MATERIALIZED (
     SELECT name FROM sqlock_row WHERE name > $1 AND name <= $2 AND seen_at < ", now!(), " - $3 FOR UPDATE SKIP LOCKED)
 DELETE FROM sqlock_row AS r USING unseen WHERE r.name = unseen.name");
-
-/// Selects the clients of the leases and entries of some names.
-#[rustfmt::skip]
-macro_rules! named_clients {
-    ($names:literal) => {
-        concat!("
-SELECT client FROM sqlock_lease WHERE ", $names, " AND client <> ''
- UNION
-SELECT client FROM sqlock_entry WHERE ", $names, " AND client <> ''")
-    };
-}
-
-// $1 the name before the first, $2 the last name
-const NAMED_CLIENTS: &str = named_clients!("name > $1 AND name <= $2");
-
-// $1 the name before the first
-const LAST_NAMED_CLIENTS: &str = named_clients!("name > $1");
 
 // $1 the client before the first, $2 retention, $3 limit
 #[rustfmt::skip]

@@ -5,7 +5,8 @@ use sqlx::SqliteConnection;
 
 use super::store::{rows, transaction};
 use crate::backend::admin::{
-    ClientRange, ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable,
+    ClientRange, LAST_NAMED_CLIENTS, ListedHolder, ListedWaiter, NAMED_CLIENTS, Names, SweepRange, Swept,
+    end_of_prefix, skip_unreadable,
 };
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, read_holder, read_waiter};
@@ -108,23 +109,6 @@ COMMIT");
 
 // $1 the last name
 const SWEEP_LAST_NOTES: &str = concat!("BEGIN IMMEDIATE;", sweep_notes!("n.name > $1"), "COMMIT");
-
-/// Selects the clients of the leases and entries of some names.
-#[rustfmt::skip]
-macro_rules! named_clients {
-    ($names:literal) => {
-        concat!("
-SELECT client FROM sqlock_lease WHERE ", $names, " AND client <> ''
- UNION
-SELECT client FROM sqlock_entry WHERE ", $names, " AND client <> ''")
-    };
-}
-
-// $1 the name before the first, $2 the last name
-const NAMED_CLIENTS: &str = named_clients!("name > $1 AND name <= $2");
-
-// $1 the name before the first
-const LAST_NAMED_CLIENTS: &str = named_clients!("name > $1");
 
 // $1 the client before the first, $2 retention, $3 limit
 #[rustfmt::skip]
