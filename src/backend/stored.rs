@@ -1,9 +1,9 @@
 //! The format of rows, common to all databases.
 
-use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
+use foldhash::{HashMap, HashSet};
 use sqlx::{ColumnIndex, Decode, Type};
 
 use super::admin::{ListedHolder, ListedWaiter};
@@ -201,6 +201,21 @@ pub(crate) fn answers_by_name<'n>(
     Ok(names.map(|name| changed.contains(name.as_str()).then(|| answer.clone())).collect())
 }
 
+/// Returns the tokens of a batch's grants from rows with their ids and tokens.
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    allow(dead_code, reason = "MySQL reads the holdings after the change")
+)]
+pub(crate) fn tokens_by_id(granted: &[impl TableRow]) -> Result<HashMap<AcquisitionId, FencingToken>, sqlx::Error> {
+    let mut tokens = HashMap::default();
+    for row in granted {
+        if let (Some(id), Some(token)) = (parse_id(&row.text("id")?)?, token(row.number("token")?)) {
+            tokens.insert(id, token);
+        }
+    }
+    Ok(tokens)
+}
+
 /// Converts a token from a row. The tables hold positive ones only; another value is not a grant.
 pub(crate) fn token(value: i64) -> Option<FencingToken> {
     FencingToken::new(value)
@@ -225,9 +240,6 @@ pub(crate) fn digest<'a>(domain: &[u8], parts: impl IntoIterator<Item = &'a [u8]
 
 /// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
 }

@@ -7,8 +7,7 @@
 //! key is forced: with the statistics of a table that was empty recently, the servers would scan the
 //! whole table.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
@@ -113,7 +112,7 @@ async fn run(script: Script, conn: &mut MySqlConnection, flavor: Flavor) -> Resu
         Err(error) if is_locked(flavor, &error) => return Ok(None),
         rows => rows?,
     };
-    let [mut before, mut after] = [Rows::new(), Rows::new()];
+    let [mut before, mut after] = [Rows::default(), Rows::default()];
     for row in read {
         let rows = if row.number("is_after")? == 1 { &mut after } else { &mut before };
         rows.insert(row.try_get("name")?, row);
@@ -164,16 +163,24 @@ async fn acquire(
 /// An expression for the value that belongs to the name of the row `l`. `values` are in the order
 /// of their names, so the server finds one of n with log n comparisons.
 fn value_by_name(values: &[(&LockName, String)]) -> String {
-    match values {
-        [] => "NULL".to_owned(),
-        // A value that several names share is written once.
-        [(_, first), others @ ..] if others.iter().all(|(_, other)| other == first) => first.clone(),
-        _ => {
-            let (before, from) = values.split_at(values.len() / 2);
-            let least = name_literal(from[0].0);
-            format!("IF(l.name < {least}, {}, {})", value_by_name(before), value_by_name(from))
+    fn write(sql: &mut String, values: &[(&LockName, String)]) {
+        match values {
+            [] => sql.push_str("NULL"),
+            // A value that several names share is written once.
+            [(_, first), others @ ..] if others.iter().all(|(_, other)| other == first) => sql.push_str(first),
+            _ => {
+                let (before, from) = values.split_at(values.len() / 2);
+                sql.extend(["IF(l.name < ", &name_literal(from[0].0), ", "]);
+                write(sql, before);
+                sql.push_str(", ");
+                write(sql, from);
+                sql.push(')');
+            }
         }
     }
+    let mut sql = String::new();
+    write(&mut sql, values);
+    sql
 }
 
 async fn release(

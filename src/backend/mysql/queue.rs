@@ -1,7 +1,6 @@
 //! The queue of a name: adds and reads entries.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
@@ -131,7 +130,7 @@ pub(super) async fn poll_many(
     let names = list(polls, |(name, _)| name_literal(name));
     let text = filled(POLL_NAMES, &[&ids, &names]);
     let rows = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(conn).await?;
-    let mut by_name: HashMap<Vec<u8>, Vec<&MySqlRow>> = HashMap::new();
+    let mut by_name: HashMap<Vec<u8>, Vec<&MySqlRow>> = HashMap::default();
     for row in &rows {
         by_name.entry(row.try_get("name")?).or_default().push(row);
     }

@@ -1,5 +1,7 @@
 //! Transactions of several statements.
 
+use std::fmt;
+
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
@@ -102,21 +104,28 @@ pub(super) fn list<T>(of: &[T], literal: fn(&T) -> String) -> String {
 
 /// A name as a literal: its characters if none of them needs an escape, or its bytes.
 pub(super) fn name_literal(name: &LockName) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/@".contains(&byte);
     match name.as_str() {
         plain if plain.bytes().all(is_plain) => format!("'{plain}'"),
         other => format!("X'{}'", hex(other.as_bytes())),
     }
 }
 
-/// A text as a literal.
+/// A text as a literal: its characters if none of them needs an escape, or its bytes.
 pub(super) fn text_literal(text: &str) -> String {
-    format!("CONVERT(X'{}' USING utf8mb4)", hex(text.as_bytes()))
+    match text {
+        plain if plain.bytes().all(|byte| byte == b' ' || is_plain(byte)) => format!("'{plain}'"),
+        other => format!("CONVERT(X'{}' USING utf8mb4)", hex(other.as_bytes())),
+    }
+}
+
+/// Returns whether a literal has this character as it is.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.:/@".contains(&byte)
 }
 
 /// An identity as a literal: hexadecimal digits, or nothing.
-pub(super) fn id_literal(id: impl ToString) -> String {
-    format!("'{}'", id.to_string())
+pub(super) fn id_literal(id: impl fmt::Display) -> String {
+    format!("'{id}'")
 }
 
 /// Reads a flag or a count of a script.

@@ -7,13 +7,10 @@
 //! INSERT … ON CONFLICT writes the rows, because it finds them by key. For the joins of an UPDATE,
 //! a plan made when the table was empty would scan the whole table.
 
-use std::collections::HashMap;
-
-use super::acquire::token;
 use super::queue::poll_many;
 use super::store::{Connection, commit_lazily, now};
 use crate::backend::micros;
-use crate::backend::stored::{TableRow as _, answers_by_name, client_text};
+use crate::backend::stored::{answers_by_name, client_text, tokens_by_id};
 use crate::protocol::{Batch, ChangeOutcome, Claim, Extension, Release, ReleaseOutcome, Response};
 
 // Names without holder and waiter, and names without a row. $1 names, $2 ids, $3 owners, $4
@@ -95,28 +92,24 @@ pub(super) async fn execute(conn: &mut Connection<'_>, batch: &Batch) -> Result<
 }
 
 async fn acquire(conn: &mut Connection<'_>, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let texts = |text: fn(&Claim) -> String| claims.iter().map(text).collect::<Vec<_>>();
+    let client = |claim: &Claim| client_text(claim.is_renewed.then_some(claim.client));
     let query = sqlx::query(ACQUIRE)
-        .bind(texts(|claim| claim.name.to_string()))
-        .bind(texts(|claim| claim.id.to_string()))
-        .bind(texts(|claim| claim.owner.to_string()))
-        .bind(texts(|claim| client_text(claim.is_renewed.then_some(claim.client))))
+        .bind(claims.iter().map(|claim| claim.name.as_str()).collect::<Vec<_>>())
+        .bind(claims.iter().map(|claim| claim.id.to_string()).collect::<Vec<_>>())
+        .bind(claims.iter().map(|claim| claim.owner.to_string()).collect::<Vec<_>>())
+        .bind(claims.iter().map(client).collect::<Vec<_>>())
         .bind(claims.iter().map(|claim| micros(claim.ttl)).collect::<Vec<_>>())
-        .bind(texts(|claim| claim.holder.to_string()))
-        .bind(texts(|claim| claim.label.to_string()));
-    let mut granted = HashMap::new();
-    for row in conn.rows(query).await? {
-        granted.insert(row.text("id")?, token(&row, "token")?);
-    }
-    let answer = |claim: &Claim| granted.get(&claim.id.to_string()).map(|token| Response::Acquired(Ok(*token)));
+        .bind(claims.iter().map(|claim| &*claim.holder).collect::<Vec<_>>())
+        .bind(claims.iter().map(|claim| &*claim.label).collect::<Vec<_>>());
+    let tokens = tokens_by_id(&conn.rows(query).await?)?;
+    let answer = |claim: &Claim| tokens.get(&claim.id).map(|token| Response::Acquired(Ok(*token)));
     Ok(claims.iter().map(answer).collect())
 }
 
 async fn release(conn: &mut Connection<'_>, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let texts = |text: fn(&Release) -> String| releases.iter().map(text).collect::<Vec<_>>();
     let query = sqlx::query(RELEASE)
-        .bind(texts(|release| release.name.to_string()))
-        .bind(texts(|release| release.id.to_string()))
+        .bind(releases.iter().map(|release| release.name.as_str()).collect::<Vec<_>>())
+        .bind(releases.iter().map(|release| release.id.to_string()).collect::<Vec<_>>())
         .bind(releases.iter().map(|release| release.token.get()).collect::<Vec<_>>())
         .bind(conn.settings.may_commit_lazily());
     let answer = Response::Released(ReleaseOutcome::Ended { awaited: false });
@@ -125,7 +118,7 @@ async fn release(conn: &mut Connection<'_>, releases: &[Release]) -> Result<Vec<
 
 async fn extend(conn: &mut Connection<'_>, extensions: &[Extension]) -> Result<Vec<Option<Response>>, sqlx::Error> {
     let query = sqlx::query(EXTEND)
-        .bind(extensions.iter().map(|extension| extension.name.to_string()).collect::<Vec<_>>())
+        .bind(extensions.iter().map(|extension| extension.name.as_str()).collect::<Vec<_>>())
         .bind(extensions.iter().map(|extension| extension.id.map(|id| id.to_string())).collect::<Vec<_>>())
         .bind(extensions.iter().map(|extension| extension.token.get()).collect::<Vec<_>>())
         .bind(extensions.iter().map(|extension| micros(extension.lasts)).collect::<Vec<_>>());

@@ -1,15 +1,13 @@
 //! Carries out requests about several names in one statement. Each has the same effect as alone, or
 //! none.
 
-use std::collections::HashMap;
-
-use serde_json::{Value, json};
+use serde::Serialize;
 use sqlx::SqliteConnection;
 
 use super::queue::poll;
 use super::store::rows;
-use crate::backend::stored::{TableRow as _, answers_by_name, client_text};
-use crate::backend::{micros, token};
+use crate::backend::micros;
+use crate::backend::stored::{answers_by_name, client_text, tokens_by_id};
 use crate::name::LockName;
 use crate::protocol::{AcquisitionId, Batch, ChangeOutcome, Claim, Extension, Release, ReleaseOutcome, Response};
 
@@ -62,8 +60,8 @@ pub(super) async fn execute(conn: &mut SqliteConnection, batch: &Batch) -> Resul
 }
 
 async fn acquire(conn: &mut SqliteConnection, claims: &[Claim]) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let batch = Value::from_iter(claims.iter().map(|claim| {
-        json!([
+    let batch = json(claims, |claim| {
+        (
             claim.name.as_str(),
             claim.id.to_string(),
             claim.owner.to_string(),
@@ -71,37 +69,34 @@ async fn acquire(conn: &mut SqliteConnection, claims: &[Claim]) -> Result<Vec<Op
             micros(claim.ttl),
             &*claim.holder,
             &*claim.label,
-        ])
-    }));
-    let mut granted = HashMap::new();
-    for row in rows(conn, sqlx::query(ACQUIRE).bind(batch.to_string())).await? {
-        granted.insert(row.text("id")?, token(row.number("token")?));
-    }
-    let answer = |claim: &Claim| granted.remove(&claim.id.to_string())?.map(|token| Response::Acquired(Ok(token)));
+        )
+    })?;
+    let tokens = tokens_by_id(&rows(conn, sqlx::query(ACQUIRE).bind(batch)).await?)?;
+    let answer = |claim: &Claim| tokens.get(&claim.id).map(|token| Response::Acquired(Ok(*token)));
     Ok(claims.iter().map(answer).collect())
 }
 
 async fn release(conn: &mut SqliteConnection, releases: &[Release]) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let batch = Value::from_iter(
-        releases.iter().map(|release| json!([release.name.as_str(), release.id.to_string(), release.token.get()])),
-    );
-    let rows = rows(conn, sqlx::query(RELEASE).bind(batch.to_string())).await?;
+    let batch = json(releases, |release| (release.name.as_str(), release.id.to_string(), release.token.get()))?;
+    let rows = rows(conn, sqlx::query(RELEASE).bind(batch)).await?;
     let answer = Response::Released(ReleaseOutcome::Ended { awaited: false });
     answers_by_name(&rows, releases.iter().map(|release| &release.name), &answer)
 }
 
 async fn extend(conn: &mut SqliteConnection, extensions: &[Extension]) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let batch = Value::from_iter(extensions.iter().map(|extension| {
-        json!([
-            extension.name.as_str(),
-            extension.id.map(|id| id.to_string()),
-            extension.token.get(),
-            micros(extension.lasts),
-        ])
-    }));
-    let rows = rows(conn, sqlx::query(EXTEND).bind(batch.to_string())).await?;
+    let batch = json(extensions, |extension| {
+        let id = extension.id.map(|id| id.to_string());
+        (extension.name.as_str(), id, extension.token.get(), micros(extension.lasts))
+    })?;
+    let rows = rows(conn, sqlx::query(EXTEND).bind(batch)).await?;
     let answer = Response::Extended(ChangeOutcome::Done);
     answers_by_name(&rows, extensions.iter().map(|extension| &extension.name), &answer)
+}
+
+/// Writes the requests of a batch as JSON.
+fn json<'b, R, J: Serialize>(requests: &'b [R], row: impl Fn(&'b R) -> J) -> Result<String, sqlx::Error> {
+    let rows: Vec<J> = requests.iter().map(row).collect();
+    serde_json::to_string(&rows).map_err(|error| sqlx::Error::Encode(Box::new(error)))
 }
 
 /// Polls one name after the other. One statement would save nothing.
