@@ -6,8 +6,9 @@
 //!         └───────────grants, losses─────────┘◀──answers, notifications
 //! ```
 //!
-//! A lock around the engine is held for one input at a time, and never while anything is awaited or
-//! dropped. One task sleeps until the engine is due and calls it then.
+//! A lock around the engine is held for one input at a time, or for some answers of a batch, and
+//! never while anything is awaited or dropped. One task sleeps until the engine is due and calls it
+//! then.
 
 mod acquisition;
 mod actions;
@@ -32,14 +33,17 @@ use crate::clock::Moment;
 use crate::engine::{Answer, Engine, Exported, HeartbeatStatus, Input, LeaseSpec, Refusal, SharedError, WaiterId};
 use crate::error::{Error, Result};
 use crate::events::{self, Events, Publisher, RefusalReason};
-use crate::executor::{Executor, OperationAnswer};
+use crate::executor::{Executor, OperationAnswer, Receiver};
 use crate::health::{Health, Heartbeat};
 use crate::measure::{self, Meter};
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, ClientId, Request, Response};
+use crate::panics;
+use crate::protocol::{AcquisitionId, ClientId, Request, RequestId, Response};
 use crate::token::FencingToken;
-use report::takeover;
 use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, WaitingCaller};
+
+/// How many answers of a batch are handled under one lock: callers wait for the lock meanwhile.
+const ANSWERS_PER_LOCK: usize = 32;
 
 /// See the [module](self).
 pub(crate) struct Coordinator {
@@ -305,33 +309,46 @@ impl Coordinator {
         before: impl FnOnce(&mut State, &mut Outbox) -> Input,
         after: impl FnOnce(&mut State) -> T,
     ) -> T {
+        self.locked(|state, outbox| {
+            let input = before(state, outbox);
+            self.handle(state, outbox, input);
+            self.update_from_engine(state, outbox);
+            after(state)
+        })
+    }
+
+    /// Changes the state under its lock, and then does the work that follows.
+    fn locked<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, &mut Outbox) -> T) -> T {
         let mut outbox = Outbox::default();
-        let result = {
-            let mut state = self.state();
-            let input = before(&mut state, &mut outbox);
-            let now = self.now();
-            state.engine.set_can_notify(self.executor.can_notify());
-            let actions = state.engine.handle(now, input);
-            for action in actions {
-                self.act(&mut state, &mut outbox, now, action);
-            }
-            self.publish_late_heartbeat(&mut state, &mut outbox, now);
-            self.executor.set_waiting(state.engine.is_queued());
-            self.executor.set_heartbeat_timeout(state.engine.heartbeat_timeout());
-            let wakes_at = state.engine.wakes_at();
-            if wakes_at.is_some_and(|at| state.asleep_until.is_some_and(|until| at < until)) {
-                self.rearmed.notify_one();
-            }
-            if state.phase != Phase::Open && state.engine.held() == 0 {
-                self.drained.notify_waiters();
-            }
-            after(&mut state)
-        };
+        let result = change(&mut self.state(), &mut outbox);
         for sending in outbox.sends {
             self.send(sending);
         }
         outbox.reports.iter().for_each(|report| report.write(&self.meter));
         result
+    }
+
+    /// Passes an input to the engine and carries out its actions.
+    fn handle(self: &Arc<Self>, state: &mut State, outbox: &mut Outbox, input: Input) {
+        let now = self.now();
+        state.engine.set_can_notify(self.executor.can_notify());
+        for action in state.engine.handle(now, input) {
+            self.act(state, outbox, now, action);
+        }
+    }
+
+    /// Sets what depends on the state of the engine, after it has handled its inputs.
+    fn update_from_engine(&self, state: &mut State, outbox: &mut Outbox) {
+        self.publish_late_heartbeat(state, outbox, self.now());
+        self.executor.set_waiting(state.engine.is_queued());
+        self.executor.set_heartbeat_timeout(state.engine.heartbeat_timeout());
+        let wakes_at = state.engine.wakes_at();
+        if wakes_at.is_some_and(|at| state.asleep_until.is_some_and(|until| at < until)) {
+            self.rearmed.notify_one();
+        }
+        if state.phase != Phase::Open && state.engine.held() == 0 {
+            self.drained.notify_waiters();
+        }
     }
 
     /// Stores and publishes the result of a heartbeat.
@@ -357,43 +374,59 @@ impl Coordinator {
         }
     }
 
-    /// Sends a request and feeds its answer back.
+    /// Sends a request, whose answer comes back to this coordinator.
     fn send(self: &Arc<Self>, sending: Sending) {
         let Sending { request, body, answer_timeout, is_urgent } = sending;
         let coordinator = Arc::clone(self);
-        let is_heartbeat = matches!(body, Request::Register { .. } | Request::Beat { .. });
-        let takeover = takeover(&body);
-        let reply = move |answer: OperationAnswer<Response>| {
-            let OperationAnswer { result, sent_at, may_linger, is_repeated } = answer;
-            if let Some(event) = takeover
-                && result.as_ref().is_ok_and(Response::is_grant)
-            {
-                coordinator.publish(event);
+        match (&*body, is_urgent) {
+            (Request::Register { .. } | Request::Beat { .. }, _) => {
+                let reply = move |answer| coordinator.receive_heartbeat(request, answer);
+                self.executor.submit_heartbeat(body, answer_timeout, reply);
             }
-            let (is_answered, now) = (result.is_ok(), coordinator.now());
-            if is_heartbeat {
-                match &result {
-                    Ok(_) => measure::record_heartbeat(now.since(sent_at)),
-                    Err(Error::Closed) => {}
-                    Err(_) => measure::count_failed_heartbeat(),
-                }
+            (_, true) => {
+                let reply = move |answer| coordinator.receive(vec![(request, answer)]);
+                self.executor.submit_urgent(body, answer_timeout, reply);
             }
-            let record_answer = |state: &mut State, outbox: &mut Outbox| {
-                if is_heartbeat {
-                    coordinator.record_heartbeat(state, outbox, sent_at, result.as_ref().map(|_| ()));
-                }
-                if is_answered {
-                    state.answered_at = now;
-                }
-                let result = result.map_err(|error| SharedError(Arc::new(error)));
-                Input::Answer { request, answer: Answer { sent_at, may_linger, is_repeated, result } }
-            };
-            coordinator.feed_with(record_answer, |_| ());
+            (_, false) => self.executor.submit_request(body, request, coordinator),
+        }
+    }
+
+    fn receive_heartbeat(self: Arc<Self>, request: RequestId, answer: OperationAnswer<Response>) {
+        match &answer.result {
+            Ok(_) => measure::record_heartbeat(self.now().since(answer.sent_at)),
+            Err(Error::Closed) => {}
+            Err(_) => measure::count_failed_heartbeat(),
+        }
+        let record = |state: &mut State, outbox: &mut Outbox| {
+            self.record_heartbeat(state, outbox, answer.sent_at, answer.result.as_ref().map(|_| ()));
+            self.record_answer(state, request, answer)
         };
-        match (is_heartbeat, is_urgent) {
-            (true, _) => self.executor.submit_heartbeat(body, answer_timeout, reply),
-            (false, true) => self.executor.submit_urgent(body, answer_timeout, reply),
-            (false, false) => self.executor.submit(body, reply),
+        self.feed_with(record, |_| ());
+    }
+
+    /// Records an answer. Returns the input for the engine.
+    fn record_answer(&self, state: &mut State, request: RequestId, answer: OperationAnswer<Response>) -> Input {
+        let OperationAnswer { result, sent_at, may_linger, is_repeated } = answer;
+        if result.is_ok() {
+            state.answered_at = self.now();
+        }
+        let result = result.map_err(|error| SharedError(Arc::new(error)));
+        Input::Answer { request, answer: Answer { sent_at, may_linger, is_repeated, result } }
+    }
+}
+
+impl Receiver for Coordinator {
+    fn receive(self: Arc<Self>, answers: Vec<(RequestId, OperationAnswer<Response>)>) {
+        let mut answers = answers.into_iter();
+        while !answers.as_slice().is_empty() {
+            self.locked(|state, outbox| {
+                for (request, answer) in answers.by_ref().take(ANSWERS_PER_LOCK) {
+                    let input = self.record_answer(state, request, answer);
+                    // A panic must not keep the engine from the other answers of the batch.
+                    let _ = panics::caught(|| self.handle(state, outbox, input));
+                }
+                self.update_from_engine(state, outbox);
+            });
         }
     }
 }

@@ -48,13 +48,15 @@ mod waiter;
 mod waiting;
 mod withdrawal;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::HashMap;
+
 pub(crate) use action::{
-    Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseId, LeaseSpec, NotAmended, Refusal, RequestId,
-    SharedError, Verdict, WaitMode, WaiterId,
+    Action, Amendment, Answer, Exported, Grant, HoldTime, Input, LeaseId, LeaseSpec, NotAmended, Refusal, SharedError,
+    Verdict, WaitMode, WaiterId,
 };
 pub(crate) use heartbeat::HeartbeatStatus;
 use heartbeat::{Epoch, Heartbeat};
@@ -69,7 +71,7 @@ use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, Claim, ClientId, Notification, Request};
+use crate::protocol::{AcquisitionId, Claim, ClientId, Notification, Request, RequestId};
 use crate::token::FencingToken;
 
 /// After a notification without a name, the engine polls every name with entries, and then pauses
@@ -80,7 +82,7 @@ const POLL_EACH: Duration = Duration::from_millis(1);
 struct InFlight {
     name: LockName,
     step: Step,
-    body: Request,
+    body: Arc<Request>,
     /// The epoch when the request was sent.
     epoch: Epoch,
     /// When the latest beat of that epoch was sent that was answered before the request was sent.
@@ -92,7 +94,7 @@ pub(crate) struct Engine {
     heartbeat: Heartbeat,
     /// The client's description for people.
     holder: Arc<str>,
-    names: BTreeMap<LockName, NameState>,
+    names: HashMap<LockName, NameState>,
     waiters: HashMap<WaiterId, LockName>,
     leases: HashMap<LeaseId, (LockName, AcquisitionId)>,
     in_flight: HashMap<RequestId, InFlight>,
@@ -108,7 +110,6 @@ pub(crate) struct Engine {
     poll_all_at: Option<Moment>,
     /// The earliest moment of the next poll of all names.
     poll_all_not_before: Moment,
-    wakes: HashMap<LockName, Moment>,
     /// The last acquisition of this client, for each name that has nothing else to do.
     ended: HashMap<LockName, Ended>,
     timeouts: Timeouts,
@@ -150,18 +151,17 @@ impl Engine {
         Self {
             heartbeat: Heartbeat::new(client),
             holder,
-            names: BTreeMap::new(),
-            waiters: HashMap::new(),
-            leases: HashMap::new(),
-            in_flight: HashMap::new(),
+            names: HashMap::default(),
+            waiters: HashMap::default(),
+            leases: HashMap::default(),
+            in_flight: HashMap::default(),
             timers: BTreeSet::new(),
             ttls: BTreeMap::new(),
             unsettled: 0,
             queued: BTreeSet::new(),
             poll_all_at: None,
             poll_all_not_before: Moment::default(),
-            wakes: HashMap::new(),
-            ended: HashMap::new(),
+            ended: HashMap::default(),
             timeouts: Timeouts::default(),
             next_id: first_id,
             next_request: 0,
@@ -344,7 +344,7 @@ impl Engine {
         for waiter in self.waiters.keys().copied().collect::<BTreeSet<_>>() {
             self.leave(now, waiter, Some(Refusal::Closed));
         }
-        for name in self.names.keys().cloned().collect::<Vec<_>>() {
+        for name in self.sorted_names() {
             let Some(state) = self.names.get_mut(&name) else {
                 continue;
             };
@@ -379,8 +379,15 @@ impl Engine {
             return self.heartbeat.cancel_next_beat();
         }
         let request = self.new_request();
-        let body = self.heartbeat.send(now, request);
+        let body = Arc::new(self.heartbeat.send(now, request));
         self.actions.push(Action::Send { request, body, is_urgent: true });
+    }
+
+    /// Returns the names in an order that does not depend on the table of names.
+    fn sorted_names(&self) -> Vec<LockName> {
+        let mut names: Vec<_> = self.names.keys().cloned().collect();
+        names.sort_unstable();
+        names
     }
 
     // ---- statements
@@ -402,19 +409,15 @@ impl Engine {
     }
 
     fn send(&mut self, now: Moment, name: &LockName, step: Step, body: Request) {
-        let request = self.new_request();
+        let (request, body) = (self.new_request(), Arc::new(body));
         if let Some(state) = self.names.get_mut(name).filter(|_| !matches!(step, Step::Look(_))) {
             debug_assert!(!state.is_busy(), "one statement at a time");
-            state.busy_since = Some(now);
-            state.creating = body.created();
-            if let Request::Extend(extension) = &body {
-                state.creating.extend(extension.renamed);
-            }
+            state.sent = Some((now, Arc::clone(&body)));
         }
         let epoch = self.heartbeat.epoch();
         let beat_at = self.heartbeat.beat_at(epoch);
         let is_urgent = matches!(step, Step::Look(_));
-        self.in_flight.insert(request, InFlight { name: name.clone(), step, body: body.clone(), epoch, beat_at });
+        self.in_flight.insert(request, InFlight { name: name.clone(), step, body: Arc::clone(&body), epoch, beat_at });
         self.actions.push(Action::Send { request, body, is_urgent });
     }
 

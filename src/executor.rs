@@ -38,9 +38,9 @@ use crate::clock::{Clock, Moment};
 use crate::error::{Error, Result};
 use crate::events::Publisher;
 use crate::operation::Operation;
-use crate::protocol::Notification;
 use crate::protocol::timing::ANSWER_TIMEOUT;
-use task::Task;
+use crate::protocol::{Notification, Request, RequestId, Response};
+use task::{Answers, Task};
 use task_queue::{FailureReport, TaskQueue};
 use worker::{NotificationSink, Worker};
 
@@ -55,6 +55,12 @@ pub(crate) struct OperationAnswer<T> {
     /// connect does not count.) After a rollback in its last statement, the effect of its earlier
     /// statements is unknown.
     pub(crate) is_repeated: bool,
+}
+
+/// Receives the answers to the requests of an engine.
+pub(crate) trait Receiver: Send + Sync {
+    /// Receives the answers to the requests of a batch, or to one request.
+    fn receive(self: Arc<Self>, answers: Vec<(RequestId, OperationAnswer<Response>)>);
 }
 
 /// See the [module](self).
@@ -102,7 +108,15 @@ impl Executor {
         operation: O,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
+        let reply = |answer, _: &mut Answers| reply(answer);
         self.work.push(Box::new(Task::new(operation, ANSWER_TIMEOUT, self.clock(), reply)));
+    }
+
+    /// Sends a request and passes its answer to `receiver`, together with the other answers of its
+    /// batch. All requests of an executor have the same receiver.
+    pub(crate) fn submit_request(&self, body: Arc<Request>, request: RequestId, receiver: Arc<dyn Receiver>) {
+        let reply = move |answer, answers: &mut Answers| answers.push(request, answer, receiver);
+        self.work.push(Box::new(Task::new(body, ANSWER_TIMEOUT, self.clock(), reply)));
     }
 
     /// Sends an operation before the queued operations, and passes its answer to `reply`. An
@@ -115,6 +129,7 @@ impl Executor {
     ) {
         // A locked file answers late, and its connection does not break: the longer limit applies.
         let within = if self.backend.is_local() { ANSWER_TIMEOUT } else { answer_timeout };
+        let reply = |answer, _: &mut Answers| reply(answer);
         self.work.push_urgent(Box::new(Task::new(operation, within, self.clock(), reply)));
     }
 
@@ -126,6 +141,7 @@ impl Executor {
         answer_timeout: Duration,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
+        let reply = |answer, _: &mut Answers| reply(answer);
         self.heartbeats.push(Box::new(Task::new(operation, answer_timeout, self.clock(), reply)));
     }
 

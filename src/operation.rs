@@ -1,5 +1,6 @@
 //! The operations of a connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::dialect::Column;
@@ -32,21 +33,21 @@ pub(crate) trait Operation: Send + Sync + 'static {
     }
 }
 
-impl Operation for Request {
+impl Operation for Arc<Request> {
     type Output = Response;
 
     fn attempted(&self) -> &'static str {
-        match self {
-            Self::Register { .. } | Self::Beat { .. } => "send a heartbeat",
-            Self::Acquire(_) | Self::Join(_) => "acquire",
-            Self::Enqueue(_) | Self::Poll { .. } => "wait",
-            Self::Release(_) | Self::Withdraw { .. } => "release",
-            Self::Read { .. } | Self::Transition(_) => "hand over",
-            Self::Extend(_) => "extend",
-            Self::Downgrade { .. } => "downgrade",
-            Self::Raise { .. } => "raise a token",
-            Self::Evict { .. } => "evict",
-            Self::Ask { .. } => "ask for a release",
+        match &**self {
+            Request::Register { .. } | Request::Beat { .. } => "send a heartbeat",
+            Request::Acquire(_) | Request::Join(_) => "acquire",
+            Request::Enqueue(_) | Request::Poll { .. } => "wait",
+            Request::Release(_) | Request::Withdraw { .. } => "release",
+            Request::Read { .. } | Request::Transition(_) => "hand over",
+            Request::Extend(_) => "extend",
+            Request::Downgrade { .. } => "downgrade",
+            Request::Raise { .. } => "raise a token",
+            Request::Evict { .. } => "evict",
+            Request::Ask { .. } => "ask for a release",
         }
     }
 

@@ -19,7 +19,7 @@ mod response;
 mod row;
 pub(crate) mod timing;
 
-pub(crate) use identifier::{AcquisitionId, ClientId};
+pub(crate) use identifier::{AcquisitionId, ClientId, RequestId};
 pub(crate) use request::{
     Batch, Claim, ClientChange, Enqueue, Extension, GivenUp, Grantee, HolderChange, Release, Request, Seen, Transition,
 };

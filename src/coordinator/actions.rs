@@ -11,12 +11,8 @@ use crate::engine::{Action, Grant, HeartbeatStatus, LeaseId, Verdict, WaiterId};
 use crate::events::Event;
 
 impl Coordinator {
-    /// Publishes an event and writes its report at once. The state must not be locked.
-    pub(super) fn publish(&self, event: Event) {
-        self.publish_request("", event);
-    }
-
-    /// Publishes an event about a request of this kind, and writes its report at once.
+    /// Publishes an event about a request of this kind, and writes its report at once. The state
+    /// must not be locked.
     pub(super) fn publish_request(&self, kind: &'static str, event: Event) {
         self.publisher.publish(&event);
         Report { event, kind, is_eviction: false, is_drain: false }.write(&self.meter);
@@ -66,6 +62,7 @@ impl Coordinator {
                     let _ = waiting.reply.send(Err(refusal));
                 }
             }
+            Action::TakenOver { name } => self.publish_locked(state, outbox, Event::TakenOver { name }),
             Action::Released { lease, verdict } => self.deliver_verdict(state, outbox, now, lease, verdict),
             Action::Lost { lease, cause } => {
                 if let Some(Hold { name, token, since }) = state.unreported.remove(&lease) {

@@ -172,7 +172,7 @@ impl HeldLease {
     /// Asks the database whether it has the lease. `attempted` names the operation in an error.
     pub(crate) async fn is_held_in_database(&self, attempted: &'static str) -> Result<bool> {
         let (reply, answer) = oneshot::channel();
-        let look = Request::Poll { name: self.name().clone(), ids: vec![self.acquisition_id()] };
+        let look = Arc::new(Request::Poll { name: self.name().clone(), ids: vec![self.acquisition_id()] });
         self.coordinator.executor().submit_urgent(look, LOOK_TIMEOUT, |answer: OperationAnswer<Response>| {
             let _ = reply.send(answer.result);
         });

@@ -9,7 +9,6 @@ use crate::error::{Error, LossCause};
 use crate::events::{Event, RefusalReason};
 use crate::measure::{self, Meter};
 use crate::panics;
-use crate::protocol::{Holder, Request};
 
 /// An event with the fields that only the log has.
 pub(super) struct Report {
@@ -118,13 +117,4 @@ pub(super) fn refusal_reason(refusal: &Refusal, is_unavailable: bool) -> Refusal
             _ => RefusalReason::Failed,
         },
     }
-}
-
-/// Returns the event to publish if a request takes a name over from an expired holder.
-pub(super) fn takeover(request: &Request) -> Option<Event> {
-    let Request::Transition(transition) = request else {
-        return None;
-    };
-    let is_expired = matches!(transition.seen.holder, Holder::Lease(_)) && transition.given_up.is_none();
-    is_expired.then(|| Event::TakenOver { name: transition.name.clone() })
 }

@@ -1,21 +1,22 @@
 //! The state of a coordinator.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use tokio::sync::{Notify, oneshot};
 
 use super::HeldLease;
 use super::report::Report;
 use crate::clock::Moment;
-use crate::engine::{Engine, Exported, LeaseId, NotAmended, Refusal, RequestId, SharedError, Verdict, WaiterId};
+use crate::engine::{Engine, Exported, LeaseId, NotAmended, Refusal, SharedError, Verdict, WaiterId};
 use crate::error::{LossCause, Result};
 use crate::events::{Event, RefusalReason};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Mode, Request};
+use crate::protocol::{Mode, Request, RequestId};
 use crate::token::FencingToken;
 
 /// The state of a coordinator, behind its lock.
@@ -129,7 +130,7 @@ pub(super) struct Outbox {
 /// A request to send.
 pub(super) struct Sending {
     pub(super) request: RequestId,
-    pub(super) body: Request,
+    pub(super) body: Arc<Request>,
     /// How long a heartbeat or an urgent request may take.
     pub(super) answer_timeout: Duration,
     pub(super) is_urgent: bool,
@@ -141,10 +142,10 @@ impl State {
             engine,
             next_waiter: 0,
             waiters: BTreeMap::new(),
-            signals: HashMap::new(),
-            unreported: HashMap::new(),
-            release_replies: HashMap::new(),
-            amendment_replies: HashMap::new(),
+            signals: HashMap::default(),
+            unreported: HashMap::default(),
+            release_replies: HashMap::default(),
+            amendment_replies: HashMap::default(),
             evictions: Vec::new(),
             exported: None,
             close_replies: Vec::new(),

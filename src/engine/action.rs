@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::error::{Error, LossCause};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{AcquisitionId, Mode, Notification, Request, Response};
+use crate::protocol::{AcquisitionId, Mode, Notification, Request, RequestId, Response};
 use crate::token::FencingToken;
 
 /// Identifies a caller that wants a name, from its request until it is granted or refused.
@@ -17,10 +17,6 @@ pub(crate) struct WaiterId(pub(crate) u64);
 /// Identifies a lease that a caller holds. Leases of one owner on one name may share a holding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LeaseId(pub(crate) u64);
-
-/// Identifies a request on its way to the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct RequestId(pub(crate) u64);
 
 /// A caller's request for a name.
 #[derive(Clone, Debug)]
@@ -217,7 +213,7 @@ pub(crate) enum Action {
     /// Send a request. An urgent one is sent before others: a lease may end before its answer.
     Send {
         request: RequestId,
-        body: Request,
+        body: Arc<Request>,
         is_urgent: bool,
     },
     /// The caller waits behind another holder or waiter. Sent at most once for each caller.
@@ -231,6 +227,10 @@ pub(crate) enum Action {
     Refused {
         waiter: WaiterId,
         refusal: Refusal,
+    },
+    /// A name was taken over from an expired holder.
+    TakenOver {
+        name: LockName,
     },
     Released {
         lease: LeaseId,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Action, Answer, Refusal, RequestId, SharedError, Verdict, WaiterId};
+use super::action::{Action, Answer, Refusal, SharedError, Verdict, WaiterId};
 use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState, relied_on};
 use super::name::UNREACHABLE_AFTER;
@@ -15,7 +15,8 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::HEARTBEAT_INTERVAL;
 use crate::protocol::{
-    AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Mode, Polled, Presence, Release, Request, Response,
+    AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Mode, Polled, Presence, Release, Request, RequestId,
+    Response,
 };
 use crate::token::FencingToken;
 
@@ -43,8 +44,7 @@ impl Engine {
             return;
         };
         if let Some(state) = self.names.get_mut(&name).filter(|_| !matches!(step, Step::Look(_))) {
-            state.busy_since = None;
-            state.creating.clear();
+            state.sent = None;
         }
         let Answer { sent_at, may_linger, is_repeated, result } = answer;
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { sent_at };
@@ -55,7 +55,7 @@ impl Engine {
             self.record_repetition(&name, &step);
         }
         let terms = |token, ttl| GrantTerms { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
-        match (result, step, body) {
+        match (result, step, &*body) {
             (Err(error), step, body) => self.on_failed(now, &name, step, body, error),
             (Ok(Response::Acquired(Ok(token))), Step::Acquire(id), Request::Acquire(claim)) => {
                 self.on_granted(now, &name, id, terms(token, claim.ttl));
@@ -71,12 +71,12 @@ impl Engine {
                 self.on_enqueued(now, &name, &ids, sent_at, holder);
             }
             (Ok(Response::Released(released)), Step::Release(id), Request::Release(release)) => {
-                let next = release.next.map(|claim| (claim.id, claim.ttl));
+                let next = release.next.as_ref().map(|claim| (claim.id, claim.ttl));
                 self.on_released(now, &name, id, next, released, terms);
             }
             (Ok(Response::Withdrawn(withdrawn)), Step::Withdraw(id), _) => self.on_withdrawn(now, &name, id, withdrawn),
             (Ok(Response::Polled(polled)), Step::Poll, Request::Poll { ids, .. }) => {
-                self.on_polled(now, &name, &ids, sent_at, epoch, polled);
+                self.on_polled(now, &name, ids, sent_at, epoch, polled);
             }
             (Ok(Response::Polled(polled)), Step::Look(id), _) => {
                 self.on_looked(now, &name, id, (epoch, beat_at), polled)
@@ -85,7 +85,7 @@ impl Engine {
                 self.on_read(now, &name, given_up, sent_at, epoch, queue)
             }
             (Ok(Response::Transitioned(granted)), Step::Transition { given_up }, Request::Transition(transition)) => {
-                self.on_transitioned(now, &name, given_up, &transition, granted, terms);
+                self.on_transitioned(now, &name, given_up, transition, granted, terms);
             }
             (Ok(Response::Extended(extended)), Step::Extend(id), Request::Extend(extension)) => {
                 let is_renewed = matches!(extension.client_change, ClientChange::Set(_));
@@ -175,7 +175,7 @@ impl Engine {
             if let Some(since) = interrupted_since {
                 self.recheck_ended(now, since);
             }
-            for name in self.names.keys().cloned().collect::<Vec<_>>() {
+            for name in self.sorted_names() {
                 self.advance(now, &name);
             }
         }
@@ -349,16 +349,16 @@ impl Engine {
     }
 
     /// Handles a request that was not answered.
-    pub(super) fn on_failed(&mut self, now: Moment, name: &LockName, step: Step, body: Request, error: SharedError) {
+    pub(super) fn on_failed(&mut self, now: Moment, name: &LockName, step: Step, body: &Request, error: SharedError) {
         // This request may still take effect. Earlier ones were answered, so the acquisitions of
         // this one alone are withdrawn again.
-        self.mark_lingering(now, name, &body);
+        self.mark_lingering(now, name, body);
         let closes = self.is_closing();
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         let mut refused: Vec<WaiterId> = Vec::new();
-        match (step, &body) {
+        match (step, body) {
             // The other waiters would fail in the same way, one after the other.
             (Step::Acquire(_) | Step::Join(_), _) if error.0.concerns_all() => {
                 refused.extend(state.waiters.iter().map(|waiter| waiter.id));

@@ -241,6 +241,9 @@ impl Engine {
         if !granted.is_empty() || matches!(transition.change, HolderChange::None) {
             self.report_waits_behind(name, &granted);
         }
+        if !granted.is_empty() && transition.takes_over() {
+            self.actions.push(Action::TakenOver { name: name.clone() });
+        }
         self.poll_later(now, name, 0, None);
         for grant in granted {
             self.on_granted(now, name, grant.id, terms(grant.token, ttl_of(grant.id)));

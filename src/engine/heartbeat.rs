@@ -9,12 +9,11 @@
 
 use std::time::Duration;
 
-use super::action::RequestId;
 use super::name::UNREACHABLE_AFTER;
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::timing::{GRANT_TTL, HEARTBEAT_INTERVAL};
-use crate::protocol::{ClientId, Request, Response};
+use crate::protocol::{ClientId, Request, RequestId, Response};
 
 /// The time until a failed beat is sent again.
 const BEAT_RETRY_PAUSE: Duration = Duration::from_millis(100);

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::action::{Exported, WaiterId};
@@ -19,7 +20,7 @@ use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
 use crate::protocol::timing::GRANT_TTL;
-use crate::protocol::{AcquisitionId, Claim, ClientId, EntryRow, EntryState, Holder, LeaseRow, Mode};
+use crate::protocol::{AcquisitionId, Claim, ClientId, EntryRow, EntryState, Holder, LeaseRow, Mode, Request};
 use crate::token::FencingToken;
 
 /// The most entries of a client that wait for one name, without those whose owner may share it
@@ -62,10 +63,10 @@ pub(super) struct NameState {
     pub(super) holdings: Vec<Holding>,
     pub(super) withdrawals: Vec<Withdrawal>,
     pub(super) detachments: Vec<Detachment>,
-    /// Since when a statement is in flight.
-    pub(super) busy_since: Option<Moment>,
-    /// The acquisitions that this statement may create.
-    pub(super) creating: Vec<AcquisitionId>,
+    /// The statement in flight, and when it was sent.
+    pub(super) sent: Option<(Moment, Arc<Request>)>,
+    /// When the timer of the name is due.
+    pub(super) timer: Option<Moment>,
     /// When to read the name: it may be granted to an entry, or belong to a forgotten acquisition.
     pub(super) read_at: Option<Moment>,
     /// When an acquisition of this client ended last.
@@ -101,12 +102,12 @@ impl NameState {
 
     /// Returns whether a statement is in flight. Looks do not count.
     pub(super) fn is_busy(&self) -> bool {
-        self.busy_since.is_some()
+        self.sent.is_some()
     }
 
     /// Returns whether the store may know the claim of a waiter, or come to know it.
     pub(super) fn may_know(&self, waiter: &Waiter) -> bool {
-        waiter.leaves_traces() || self.creating.contains(&waiter.claim.id)
+        waiter.leaves_traces() || self.sent.as_ref().is_some_and(|(_, body)| body.may_create(waiter.claim.id))
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -122,6 +123,10 @@ impl NameState {
     pub(super) fn push_waiter(&mut self, waiter: Waiter) {
         self.reentering += usize::from(waiter.reenters);
         self.tries += usize::from(waiter.tries());
+        if self.waiters.is_empty() {
+            // Most names have one. An allocation for four would be slower.
+            self.waiters.reserve_exact(1);
+        }
         self.waiters.push_back(waiter);
     }
 
@@ -173,7 +178,7 @@ impl NameState {
 
     /// Returns whether a request has been in flight for this long.
     fn is_busy_for(&self, time: Duration, now: Moment) -> bool {
-        self.busy_since.is_some_and(|since| now.since(since) >= time)
+        self.sent.as_ref().is_some_and(|(sent_at, _)| now.since(*sent_at) >= time)
     }
 
     /// Returns the places of the waiters that may have an entry in the store: the first ones behind

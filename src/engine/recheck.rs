@@ -57,9 +57,11 @@ impl Engine {
         }
         let may_be_missed = |state: &&mut NameState| state.ended_at.is_some_and(|at| same_until < at + LONGEST_LAG);
         let mut read_at = now;
-        for state in self.names.values_mut().filter(may_be_missed) {
-            (state.read_at, state.is_rechecked) = (Some(read_at), true);
-            read_at = read_at + RECHECK_EACH;
+        for name in self.sorted_names() {
+            if let Some(state) = self.names.get_mut(&name).filter(may_be_missed) {
+                (state.read_at, state.is_rechecked) = (Some(read_at), true);
+                read_at = read_at + RECHECK_EACH;
+            }
         }
     }
 }

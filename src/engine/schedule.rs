@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::Engine;
 use super::action::Refusal;
+use super::heartbeat::Heartbeat;
 use super::holding::{Holding, HoldingState};
-use super::name::Needs;
+use super::name::{NameState, Needs};
 use crate::clock::Moment;
 use crate::name::LockName;
 use crate::protocol::timing::HEARTBEAT_INTERVAL;
@@ -28,7 +29,9 @@ impl Engine {
             due.extend(self.timers.pop_first());
         }
         for (_, name) in due {
-            self.wakes.remove(&name);
+            if let Some(state) = self.names.get_mut(&name) {
+                state.timer = None;
+            }
             self.end_overdue(now, &name);
             self.refuse_timed_out(now, &name, None);
             self.advance(now, &name);
@@ -73,43 +76,47 @@ impl Engine {
 
     /// Sets the timer of a name, or forgets a name without work.
     pub(super) fn reschedule(&mut self, now: Moment, name: &LockName) {
-        if let Some(before) = self.wakes.remove(name) {
-            self.timers.remove(&(before, name.clone()));
-        }
         let Some(state) = self.names.get_mut(name) else {
             return;
         };
         let is_idle = state.is_idle();
         let needs = if is_idle { Needs::default() } else { state.needs_now() };
-        let before = std::mem::replace(&mut state.needs, needs);
-        if needs != before {
-            self.count(before, needs);
+        let due = if is_idle { None } else { state.due(now, &self.heartbeat) };
+        let needed = std::mem::replace(&mut state.needs, needs);
+        let timer = std::mem::replace(&mut state.timer, due);
+        if due != timer {
+            if let Some(at) = timer {
+                self.timers.remove(&(at, name.clone()));
+            }
+            if let Some(at) = due {
+                self.timers.insert((at, name.clone()));
+            }
         }
-        match (before.awaits_grant, needs.awaits_grant) {
+        if needs != needed {
+            self.count(needed, needs);
+        }
+        match (needed.awaits_grant, needs.awaits_grant) {
             (false, true) => drop(self.queued.insert(name.clone())),
             (true, false) => drop(self.queued.remove(name)),
             _ => {}
         }
-        if is_idle {
-            if let Some(ended) = self.names.remove(name).and_then(|state| state.ended()) {
-                self.record_end(now, name, ended);
-            }
-            return;
+        if is_idle && let Some(ended) = self.names.remove(name).and_then(|state| state.ended()) {
+            self.record_end(now, name, ended);
         }
-        let Some(state) = self.names.get(name) else {
-            return;
-        };
+    }
+}
+
+impl NameState {
+    /// Returns when the name needs attention next.
+    fn due(&self, now: Moment, heartbeat: &Heartbeat) -> Option<Moment> {
         let of_holding = |holding: &Holding| match &holding.state {
             HoldingState::Held(leases) => {
-                [Some(holding.deadline(&self.heartbeat)), leases.iter().filter_map(|lease| lease.ends).min()]
+                [Some(holding.deadline(heartbeat)), leases.iter().filter_map(|lease| lease.ends).min()]
             }
             HoldingState::Releasing { .. } => [None, None],
         };
-        let deadlines = state.holdings.iter().flat_map(of_holding).flatten();
+        let deadlines = self.holdings.iter().flat_map(of_holding).flatten();
         // Overdue work waits for another input.
-        if let Some(at) = deadlines.chain(state.wakes_at()).filter(|at| *at > now).min() {
-            self.timers.insert((at, name.clone()));
-            self.wakes.insert(name.clone(), at);
-        }
+        deadlines.chain(self.wakes_at()).filter(|at| *at > now).min()
     }
 }

@@ -129,7 +129,7 @@ impl EngineFixture {
     fn feed(&mut self, input: Input) {
         for action in self.engine.handle(self.now, input) {
             match action {
-                Action::Send { request, body, .. } => self.open.push((request, body)),
+                Action::Send { request, body, .. } => self.open.push((request, Request::clone(&body))),
                 action => self.actions.push(action),
             }
         }

@@ -1,20 +1,28 @@
 //! An operation with its attempts so far.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::OperationAnswer;
+use super::{OperationAnswer, Receiver};
 use crate::backend::{Store, StoreFuture};
 use crate::backoff::Backoff;
 use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::panics;
-use crate::protocol::{Batch, Response};
+use crate::protocol::{Batch, RequestId, Response};
 
-/// The receiver of an answer.
-type Reply<T> = Box<dyn FnOnce(OperationAnswer<T>) + Send>;
+/// Passes an answer on, at once or with the others of its batch.
+type Reply<T> = Box<dyn FnOnce(OperationAnswer<T>, &mut Answers) + Send>;
+
+/// Answers that their receiver receives together.
+#[derive(Default)]
+pub(super) struct Answers {
+    receiver: Option<Arc<dyn Receiver>>,
+    answers: Vec<(RequestId, OperationAnswer<Response>)>,
+}
 
 /// An operation in the queue, with its attempts so far.
 pub(super) struct Task<O: Operation> {
@@ -55,7 +63,23 @@ pub(super) trait Pending: Send {
     fn set_response(&mut self, response: Response);
 
     /// Passes the output on, or the error.
-    fn finish(self: Box<Self>, error: Option<Error>);
+    fn finish(self: Box<Self>, error: Option<Error>, answers: &mut Answers);
+}
+
+impl Answers {
+    pub(super) fn push(&mut self, request: RequestId, answer: OperationAnswer<Response>, receiver: Arc<dyn Receiver>) {
+        self.receiver = Some(receiver);
+        self.answers.push((request, answer));
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if let Some(receiver) = self.receiver.take() {
+            // A panic of the receiver must not end the worker.
+            let _ = panics::caught(|| receiver.receive(std::mem::take(&mut self.answers)));
+        }
+    }
 }
 
 impl<O: Operation> Task<O> {
@@ -63,7 +87,7 @@ impl<O: Operation> Task<O> {
         operation: O,
         answer_timeout: Duration,
         clock: Clock,
-        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
+        reply: impl FnOnce(OperationAnswer<O::Output>, &mut Answers) + Send + 'static,
     ) -> Self {
         let attempts = Attempts {
             answer_timeout,
@@ -78,18 +102,20 @@ impl<O: Operation> Task<O> {
         Self { operation, output: None, reply: Some(Box::new(reply)), attempts }
     }
 
-    fn answer(&mut self, result: Result<O::Output, Error>) {
+    fn answer(&mut self, result: Result<O::Output, Error>, answers: &mut Answers) {
         if let Some(reply) = self.reply.take() {
             let Attempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
             // A panic of the receiver must not end the worker.
-            let _ = panics::caught(|| reply(OperationAnswer { result, sent_at, may_linger, is_repeated }));
+            let _ = panics::caught(|| reply(OperationAnswer { result, sent_at, may_linger, is_repeated }, answers));
         }
     }
 }
 
 impl<O: Operation> Drop for Task<O> {
     fn drop(&mut self) {
-        self.answer(Err(Error::Closed));
+        if self.reply.is_some() {
+            self.answer(Err(Error::Closed), &mut Answers::default());
+        }
     }
 }
 
@@ -117,12 +143,12 @@ impl<O: Operation> Pending for Task<O> {
         self.output = O::output(response);
     }
 
-    fn finish(mut self: Box<Self>, error: Option<Error>) {
+    fn finish(mut self: Box<Self>, error: Option<Error>, answers: &mut Answers) {
         let result = match (error, self.output.take()) {
             (None, Some(output)) => Ok(output),
             (error, _) => Err(error.unwrap_or(Error::Closed)),
         };
-        self.answer(result);
+        self.answer(result, answers);
     }
 }
 

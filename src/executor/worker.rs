@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::request_error::RequestError;
-use super::task::{Pending, reconnecting};
+use super::task::{Answers, Pending, reconnecting};
 use super::task_queue::{Gathered, Open, Suspicion, TaskQueue};
 use crate::backend::{Backend, IsWaiting, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
@@ -144,7 +144,7 @@ impl Worker {
                 self.queue.record_answer();
                 // A task submitted by an answer is sent next on this connection.
                 let _idle = self.queue.count_idle();
-                task.finish(None);
+                task.finish(None, &mut Answers::default());
             }
             Err(failure) => self.on_failed(task, failure).await,
         }
@@ -187,7 +187,10 @@ impl Worker {
         }
         alone.into_iter().rev().for_each(|task| self.queue.put_first(task));
         // The database works on the next batch while the callers of this one are answered.
-        tokio::spawn(async { done.into_iter().for_each(|task| task.finish(None)) });
+        tokio::spawn(async {
+            let mut answers = Answers::default();
+            done.into_iter().for_each(|task| task.finish(None, &mut answers));
+        });
     }
 
     /// Sends an operation once.
@@ -304,7 +307,7 @@ impl Worker {
         let pause = if tries_another { Duration::ZERO } else { attempts.backoff.step() };
         let (attempted, reason) = (task.attempted(), failure.reason());
         if is_over {
-            task.finish(Some(failure.into_error(attempted)));
+            task.finish(Some(failure.into_error(attempted)), &mut Answers::default());
         } else {
             self.queue.put_back(task, pause);
             // A subscriber of the application that panics does not end the worker.
@@ -322,9 +325,10 @@ impl Worker {
     /// Ends the tasks that have waited for longer than an outage is tolerated: each would wait for a
     /// failed attempt of its own.
     fn fail_overdue(&self, reason: &str) {
+        let mut answers = Answers::default();
         for task in self.queue.take_overdue(OUTAGE_TOLERANCE) {
             let attempted = task.attempted();
-            task.finish(Some(Error::Unavailable { attempted, reason: reason.into(), source: None }));
+            task.finish(Some(Error::Unavailable { attempted, reason: reason.into(), source: None }), &mut answers);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Inspection of names, and changes of leases of any client.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -182,10 +183,10 @@ impl Locks {
     /// whether an attempt without an answer may have taken effect, too.
     async fn until_unlocked(&self, name: &LockName, request: Request) -> Result<(Response, bool)> {
         let mut backoff = Backoff::between(Duration::from_millis(10), Duration::from_millis(200));
-        let start = Instant::now();
+        let (start, request) = (Instant::now(), Arc::new(request));
         let mut may_linger = false;
         loop {
-            let answer = self.client.run_with_answer(request.clone()).await;
+            let answer = self.client.run_with_answer(Arc::clone(&request)).await;
             may_linger |= answer.may_linger;
             match answer.result? {
                 Response::Evicted(ChangeOutcome::Locked)

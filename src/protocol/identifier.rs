@@ -14,6 +14,10 @@ pub(crate) struct ClientId(Uuid);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct AcquisitionId(Uuid);
 
+/// Identifies a request of one client on its way to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct RequestId(pub(crate) u64);
+
 macro_rules! identifier {
     ($type:ident) => {
         impl $type {

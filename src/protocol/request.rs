@@ -61,14 +61,21 @@ pub(crate) enum Request {
 
 impl Request {
     /// Returns the acquisitions that the request may create or grant under their own identity.
-    pub(crate) fn created(&self) -> Vec<AcquisitionId> {
-        match self {
-            Self::Acquire(claim) | Self::Join(claim) => vec![claim.id],
-            Self::Enqueue(entries) => entries.iter().map(|entry| entry.claim.id).collect(),
-            Self::Release(release) => release.next.iter().map(|claim| claim.id).collect(),
-            Self::Transition(Transition { change: HolderChange::Claim(claim), .. }) => vec![claim.id],
-            _ => Vec::new(),
-        }
+    pub(crate) fn created(&self) -> impl Iterator<Item = AcquisitionId> {
+        let (claim, entries) = match self {
+            Self::Acquire(claim) | Self::Join(claim) => (Some(claim), &[][..]),
+            Self::Enqueue(entries) => (None, &entries[..]),
+            Self::Release(release) => (release.next.as_ref(), &[][..]),
+            Self::Transition(Transition { change: HolderChange::Claim(claim), .. }) => (Some(&**claim), &[][..]),
+            _ => (None, &[][..]),
+        };
+        claim.into_iter().chain(entries.iter().map(|entry| &entry.claim)).map(|claim| claim.id)
+    }
+
+    /// Returns whether the store may know an acquisition after the request.
+    pub(crate) fn may_create(&self, id: AcquisitionId) -> bool {
+        let is_renamed = matches!(self, Self::Extend(extension) if extension.renamed == Some(id));
+        is_renamed || self.created().any(|created| created == id)
     }
 }
 
@@ -89,24 +96,29 @@ pub(crate) enum Batch {
 impl Batch {
     /// Creates a batch of one request. `None`: the request must be sent alone.
     pub(crate) fn from_request(request: &Request) -> Option<Self> {
-        match request {
-            Request::Acquire(claim) if claim.mode == Mode::Exclusive => Some(Self::Acquire(vec![claim.clone()])),
-            Request::Release(release) if release.keep_for.is_zero() && release.next.is_none() => {
-                Some(Self::Release(vec![release.clone()]))
-            }
-            Request::Extend(extension) if extension.is_plain() => Some(Self::Extend(vec![extension.clone()])),
-            Request::Poll { name, ids } if ids.len() == 1 => Some(Self::Poll(vec![(name.clone(), ids[0])])),
-            _ => None,
-        }
+        let mut batch = match request {
+            Request::Acquire(_) => Self::Acquire(Vec::new()),
+            Request::Release(_) => Self::Release(Vec::new()),
+            Request::Extend(_) => Self::Extend(Vec::new()),
+            Request::Poll { .. } => Self::Poll(Vec::new()),
+            _ => return None,
+        };
+        batch.add(request).then_some(batch)
     }
 
-    /// Adds a request. `false`: the request is of another kind.
+    /// Adds a request. `false`: the request is of another kind, or must be sent alone.
     pub(crate) fn add(&mut self, request: &Request) -> bool {
-        match (self, Self::from_request(request)) {
-            (Self::Acquire(claims), Some(Self::Acquire(more))) => claims.extend(more),
-            (Self::Release(releases), Some(Self::Release(more))) => releases.extend(more),
-            (Self::Extend(extensions), Some(Self::Extend(more))) => extensions.extend(more),
-            (Self::Poll(polls), Some(Self::Poll(more))) => polls.extend(more),
+        match (self, request) {
+            (Self::Acquire(claims), Request::Acquire(claim)) if claim.mode == Mode::Exclusive => {
+                claims.push(claim.clone())
+            }
+            (Self::Release(releases), Request::Release(release)) if release.is_plain() => {
+                releases.push(release.clone())
+            }
+            (Self::Extend(extensions), Request::Extend(extension)) if extension.is_plain() => {
+                extensions.push(extension.clone());
+            }
+            (Self::Poll(polls), Request::Poll { name, ids }) if ids.len() == 1 => polls.push((name.clone(), ids[0])),
             _ => return false,
         }
         true
@@ -163,6 +175,20 @@ pub(crate) struct Transition {
     pub(crate) change: HolderChange,
     /// No live entry remains waiting: the mark of waiting entries is removed.
     pub(crate) is_last: bool,
+}
+
+impl Release {
+    /// Returns whether the release frees the name at once.
+    fn is_plain(&self) -> bool {
+        self.keep_for.is_zero() && self.next.is_none()
+    }
+}
+
+impl Transition {
+    /// Returns whether the holder of the row must have expired.
+    pub(crate) fn takes_over(&self) -> bool {
+        matches!(self.seen.holder, Holder::Lease(_)) && self.given_up.is_none()
+    }
 }
 
 /// The state on which a decision depends. Every grant raises the token; every entry that joins

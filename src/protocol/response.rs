@@ -35,13 +35,6 @@ pub(crate) enum Response {
     Asked(AskOutcome),
 }
 
-impl Response {
-    /// Returns whether a transition has granted the name.
-    pub(crate) fn is_grant(&self) -> bool {
-        matches!(self, Self::Transitioned(Some(granted)) if !granted.is_empty())
-    }
-}
-
 /// The outcome of a request to add an acquisition to a holding.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite locks no rows"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

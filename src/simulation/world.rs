@@ -20,13 +20,11 @@ use super::checker::Belief;
 use super::profile::Profile;
 use crate::backend::memory::{Memory, Prepared, TransactionId};
 use crate::clock::Moment;
-use crate::engine::{
-    Amendment, Engine, Exported, Input, LeaseId, LeaseSpec, RequestId, SharedError, WaitMode, WaiterId,
-};
+use crate::engine::{Amendment, Engine, Exported, Input, LeaseId, LeaseSpec, SharedError, WaitMode, WaiterId};
 use crate::error::Error;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{AcquisitionId, ClientId, Mode, Notification, Request};
+use crate::protocol::{AcquisitionId, ClientId, Mode, Notification, Request, RequestId};
 use crate::random::Random;
 use crate::token::FencingToken;
 use failover::Failover;
@@ -77,7 +75,7 @@ const REQUESTS_PER_SECOND: u32 = 200;
 const EXTENDED_WITHIN: u64 = 1_500 * MILLISECOND;
 
 struct Pending {
-    body: Request,
+    body: Arc<Request>,
     sent_at: Moment,
     attempts: u32,
     life: u32,

@@ -177,8 +177,8 @@ struct Literals {
 
 impl Literals {
     fn new(transition: &Transition) -> Self {
-        let Transition { name, seen, given_up, expired, change, .. } = transition;
-        let lease_expires = matches!(seen.holder, Holder::Lease(_)) && given_up.is_none();
+        let Transition { name, seen, expired, change, .. } = transition;
+        let lease_expires = transition.takes_over();
         let expired = || expired.iter().copied();
         let granted = || change.grantees().iter().map(|grantee| grantee.id);
         Self {

@@ -132,7 +132,7 @@ impl World {
                 let life = self.clients[client].life;
                 self.tell(|| format!("client {client} sends {}: {}", request.0, describe(&body)));
                 let sent_at = self.clients[client].local(self.now);
-                let is_beat = matches!(body, Request::Register { .. } | Request::Beat { .. });
+                let is_beat = matches!(*body, Request::Register { .. } | Request::Beat { .. });
                 let is_repeated = is_beat && std::mem::take(&mut self.clients[client].is_cut);
                 self.clients[client].connection += u32::from(is_repeated);
                 let pending = Pending { body, sent_at, attempts: 0, life, is_repeated };
@@ -152,6 +152,7 @@ impl World {
                 self.tell(|| format!("client {client} refuses {waiter:?}: {refusal:?}"));
                 self.refused(client, waiter, &refusal);
             }
+            Action::TakenOver { name } => self.tell(|| format!("client {client} has taken {name} over")),
             Action::Released { lease, verdict } if self.handed_back.remove(&(client, lease)) => {
                 self.tell(|| format!("client {client} has handed {lease:?} back: {verdict:?}"));
                 self.releasing.remove(&(client, lease));

@@ -1,11 +1,12 @@
 //! Requests in transit: lost, late, answered and repeated ones.
 
 use std::slice;
+use std::sync::Arc;
 
 use super::{ATTEMPT, ATTEMPTS, Client, LOCK_WAIT, MILLISECOND, SECOND, Transaction, World, WorldEvent};
 use crate::backend::memory::TransactionId;
-use crate::engine::{Answer, Input, RequestId, SharedError};
-use crate::protocol::{ClientId, Granted, Notification, ReleaseOutcome, Request, Response};
+use crate::engine::{Answer, Input, SharedError};
+use crate::protocol::{ClientId, Granted, Notification, ReleaseOutcome, Request, RequestId, Response};
 
 impl World {
     pub(super) fn attempt(&mut self, client: usize, request: RequestId) {
@@ -65,7 +66,7 @@ impl World {
         life: u32,
         request: RequestId,
         attempt: u32,
-        body: Request,
+        body: Arc<Request>,
         since: u64,
     ) {
         if self.now < self.store_is_away_until {

@@ -1,9 +1,11 @@
 //! The scheduled events of a run.
 
+use std::sync::Arc;
+
 use crate::backend::memory::TransactionId;
-use crate::engine::{LeaseId, RequestId};
+use crate::engine::LeaseId;
 use crate::name::LockName;
-use crate::protocol::{Notification, Request, Response};
+use crate::protocol::{Notification, Request, RequestId, Response};
 use crate::token::FencingToken;
 
 /// An event of a run.
@@ -15,7 +17,7 @@ pub(super) enum WorldEvent {
         life: u32,
         request: RequestId,
         attempt: u32,
-        body: Request,
+        body: Arc<Request>,
         since: u64,
     },
     Commit {
