@@ -175,14 +175,17 @@ async fn clear_interrupted(one: &MySqlPool) -> Result<(), sqlx::Error> {
 // No statement waits for a lock longer than its client waits for the answer: it would take effect
 // after the client has given it up. lock_wait_timeout is for locks of whole tables.
 //
-// Sets the isolation and every other setting of a server or an account that would change the effect
-// of a statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode.
+// Sets the isolation and every other setting of a server, an account or the caller's options that would change the effect of a
+// statement: MariaDB's EMPTY_STRING_IS_NULL and SIMULTANEOUS_ASSIGNMENT are parts of sql_mode. sqlx sends texts as UTF-8, whatever
+// the character set.
+//
 // Selects the properties of the server. read_only is a number or one of several words.
 // On a reader of Amazon Aurora it is off, and innodb_read_only is on.
 // https://repost.aws/knowledge-center/aurora-mysql-db-cluser-read-only-error
 // /*M! … */ is for MariaDB only, /*!80000 … */ for MySQL only.
 #[rustfmt::skip]
 const CONFIGURE: &str = "
+SET NAMES utf8mb4;
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
             sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',

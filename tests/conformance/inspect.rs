@@ -10,7 +10,8 @@ use sqlock::inspect::LeaseInfo;
 use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, fresh, soon};
+use crate::DATABASE;
+use crate::support::{Database, LONG, fresh, soon, until_waiters};
 
 #[tokio::test]
 async fn inspect_reports_holder_token_and_expiry() {
@@ -37,6 +38,35 @@ async fn inspect_reports_holder_token_and_expiry() {
 
     lease.release().await.expect("release");
     assert_eq!(theirs.inspect("a").await.expect("inspect"), None);
+}
+
+/// On MySQL and MariaDB, the character set of the caller's pool does not change what is stored.
+#[tokio::test]
+async fn label_is_stored_whatever_the_character_set_of_the_pool() {
+    const LABEL: &str = "Ünïcode, 日本語";
+    let db = fresh().await;
+    let url = match DATABASE {
+        Database::MySql | Database::MariaDb => {
+            format!("{}{}charset=latin1", db.url, if db.url.contains('?') { '&' } else { '?' })
+        }
+        // They have no such option.
+        Database::Postgres | Database::Sqlite => db.url.clone(),
+    };
+    let (locks, second) = (Locks::connect(&url).await.expect("connect"), Locks::connect(&url).await.expect("connect"));
+    let theirs = db.locks().await;
+    let alone = locks.lease("alone").label(LABEL).acquire().await.expect("acquire");
+    let several: JoinSet<_> = (0..20).map(|i| locks.lease(format!("several/{i}")).label(LABEL).acquire()).collect();
+    let several: Vec<_> = several.join_all().await.into_iter().map(|lease| lease.expect("acquire")).collect();
+    let waiting = tokio::spawn(second.lease("alone").label(LABEL).acquire());
+    until_waiters(&theirs, "alone", 1).await;
+    let waiters = theirs.waiters("alone").await.expect("waiters");
+    assert_eq!(waiters[0].label, LABEL);
+    let listed = theirs.list("").await.expect("list");
+    assert_eq!(listed.len(), 21);
+    assert!(listed.iter().all(|info| info.label == LABEL), "{listed:?}");
+    alone.release().await.expect("release");
+    let next = soon("the hand-over", waiting).await.expect("no panic").expect("acquire");
+    drop((several, next));
 }
 
 /// Requests that are ready together go in one batch.
