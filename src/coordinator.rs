@@ -42,9 +42,6 @@ use crate::protocol::{AcquisitionId, ClientId, Request, RequestId, Response};
 use crate::token::FencingToken;
 use state::{AnsweredBeat, HeartbeatReport, Outbox, Phase, Sending, State, WaitingCaller};
 
-/// How many answers of a batch are handled under one lock: callers wait for the lock meanwhile.
-const ANSWERS_PER_LOCK: usize = 32;
-
 /// See the [module](self).
 pub(crate) struct Coordinator {
     executor: Executor,
@@ -417,16 +414,13 @@ impl Coordinator {
 
 impl Receiver for Coordinator {
     fn receive(self: Arc<Self>, answers: Vec<(RequestId, OperationAnswer<Response>)>) {
-        let mut answers = answers.into_iter();
-        while !answers.as_slice().is_empty() {
-            self.locked(|state, outbox| {
-                for (request, answer) in answers.by_ref().take(ANSWERS_PER_LOCK) {
-                    let input = self.record_answer(state, request, answer);
-                    // A panic must not keep the engine from the other answers of the batch.
-                    let _ = panics::caught(|| self.handle(state, outbox, input));
-                }
-                self.update_from_engine(state, outbox);
-            });
-        }
+        self.locked(|state, outbox| {
+            for (request, answer) in answers {
+                let input = self.record_answer(state, request, answer);
+                // A panic must not keep the engine from the other answers.
+                let _ = panics::caught(|| self.handle(state, outbox, input));
+            }
+            self.update_from_engine(state, outbox);
+        });
     }
 }

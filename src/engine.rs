@@ -94,7 +94,8 @@ pub(crate) struct Engine {
     heartbeat: Heartbeat,
     /// The client's description for people.
     holder: Arc<str>,
-    names: HashMap<LockName, NameState>,
+    /// Boxed: the table copies its values when it grows, while callers wait.
+    names: HashMap<LockName, Box<NameState>>,
     waiters: HashMap<WaiterId, LockName>,
     leases: HashMap<LeaseId, (LockName, AcquisitionId)>,
     in_flight: HashMap<RequestId, InFlight>,
@@ -395,7 +396,7 @@ impl Engine {
     /// Sends the due statements about a name: one that changes the name, and looks.
     fn advance(&mut self, now: Moment, name: &LockName) {
         let (epoch, is_steady) = (self.heartbeat.epoch(), self.is_steady(now));
-        let next = |state: &mut NameState| state.next(name, now, epoch, is_steady);
+        let next = |state: &mut Box<NameState>| state.next(name, now, epoch, is_steady);
         while let Some((step, body)) = self.names.get_mut(name).and_then(next) {
             self.send(now, name, step, body);
         }

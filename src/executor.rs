@@ -40,7 +40,7 @@ use crate::events::Publisher;
 use crate::operation::Operation;
 use crate::protocol::timing::ANSWER_TIMEOUT;
 use crate::protocol::{Notification, Request, RequestId, Response};
-use task::{Answers, Task};
+use task::Task;
 use task_queue::{FailureReport, TaskQueue};
 use worker::{NotificationSink, Worker};
 
@@ -59,7 +59,7 @@ pub(crate) struct OperationAnswer<T> {
 
 /// Receives the answers to the requests of an engine.
 pub(crate) trait Receiver: Send + Sync {
-    /// Receives the answers to the requests of a batch, or to one request.
+    /// Receives some answers, which came together.
     fn receive(self: Arc<Self>, answers: Vec<(RequestId, OperationAnswer<Response>)>);
 }
 
@@ -108,15 +108,13 @@ impl Executor {
         operation: O,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
-        let reply = |answer, _: &mut Answers| reply(answer);
         self.work.push(Box::new(Task::new(operation, ANSWER_TIMEOUT, self.clock(), reply)));
     }
 
-    /// Sends a request and passes its answer to `receiver`, together with the other answers of its
-    /// batch. All requests of an executor have the same receiver.
+    /// Sends a request and passes its answer to `receiver`, together with other answers of its
+    /// batch.
     pub(crate) fn submit_request(&self, body: Arc<Request>, request: RequestId, receiver: Arc<dyn Receiver>) {
-        let reply = move |answer, answers: &mut Answers| answers.push(request, answer, receiver);
-        self.work.push(Box::new(Task::new(body, ANSWER_TIMEOUT, self.clock(), reply)));
+        self.work.push(Box::new(Task::of_engine(body, request, ANSWER_TIMEOUT, self.clock(), receiver)));
     }
 
     /// Sends an operation before the queued operations, and passes its answer to `reply`. An
@@ -129,7 +127,6 @@ impl Executor {
     ) {
         // A locked file answers late, and its connection does not break: the longer limit applies.
         let within = if self.backend.is_local() { ANSWER_TIMEOUT } else { answer_timeout };
-        let reply = |answer, _: &mut Answers| reply(answer);
         self.work.push_urgent(Box::new(Task::new(operation, within, self.clock(), reply)));
     }
 
@@ -141,7 +138,6 @@ impl Executor {
         answer_timeout: Duration,
         reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) {
-        let reply = |answer, _: &mut Answers| reply(answer);
         self.heartbeats.push(Box::new(Task::new(operation, answer_timeout, self.clock(), reply)));
     }
 

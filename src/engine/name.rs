@@ -63,7 +63,7 @@ pub(super) struct NameState {
     pub(super) holdings: Vec<Holding>,
     pub(super) withdrawals: Vec<Withdrawal>,
     pub(super) detachments: Vec<Detachment>,
-    /// The statement in flight, and when it was sent.
+    /// The statement in flight, and when it was sent. Looks do not count.
     pub(super) sent: Option<(Moment, Arc<Request>)>,
     /// When the timer of the name is due.
     pub(super) timer: Option<Moment>,
@@ -100,7 +100,7 @@ impl NameState {
         Self { is_contended, ..Self::default() }
     }
 
-    /// Returns whether a statement is in flight. Looks do not count.
+    /// Returns whether a statement is in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.sent.is_some()
     }
@@ -124,7 +124,7 @@ impl NameState {
         self.reentering += usize::from(waiter.reenters);
         self.tries += usize::from(waiter.tries());
         if self.waiters.is_empty() {
-            // Most names have one. An allocation for four would be slower.
+            // Most names have one. Room for four is too large for the allocator's fast path.
             self.waiters.reserve_exact(1);
         }
         self.waiters.push_back(waiter);

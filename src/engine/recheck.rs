@@ -55,7 +55,8 @@ impl Engine {
         for (name, ended) in std::mem::take(&mut self.ended) {
             self.names.entry(name).or_default().ended_at.get_or_insert(ended.at);
         }
-        let may_be_missed = |state: &&mut NameState| state.ended_at.is_some_and(|at| same_until < at + LONGEST_LAG);
+        let may_be_missed =
+            |state: &&mut Box<NameState>| state.ended_at.is_some_and(|at| same_until < at + LONGEST_LAG);
         let mut read_at = now;
         for name in self.sorted_names() {
             if let Some(state) = self.names.get_mut(&name).filter(may_be_missed) {

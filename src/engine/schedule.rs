@@ -82,20 +82,20 @@ impl Engine {
         let is_idle = state.is_idle();
         let needs = if is_idle { Needs::default() } else { state.needs_now() };
         let due = if is_idle { None } else { state.due(now, &self.heartbeat) };
-        let needed = std::mem::replace(&mut state.needs, needs);
-        let timer = std::mem::replace(&mut state.timer, due);
-        if due != timer {
-            if let Some(at) = timer {
+        let needs_before = std::mem::replace(&mut state.needs, needs);
+        let due_before = std::mem::replace(&mut state.timer, due);
+        if due != due_before {
+            if let Some(at) = due_before {
                 self.timers.remove(&(at, name.clone()));
             }
             if let Some(at) = due {
                 self.timers.insert((at, name.clone()));
             }
         }
-        if needs != needed {
-            self.count(needed, needs);
+        if needs != needs_before {
+            self.count(needs_before, needs);
         }
-        match (needed.awaits_grant, needs.awaits_grant) {
+        match (needs_before.awaits_grant, needs.awaits_grant) {
             (false, true) => drop(self.queued.insert(name.clone())),
             (true, false) => drop(self.queued.remove(name)),
             _ => {}

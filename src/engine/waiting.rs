@@ -27,7 +27,7 @@ impl Engine {
         let is_try = matches!(wait_mode, WaitMode::Try(_));
         // A waiter gets an entry at once, without the request that would be refused.
         let is_contended = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);
-        let state = self.names.entry(name.clone()).or_insert_with(|| NameState::new(is_contended));
+        let state = self.names.entry(name.clone()).or_insert_with(|| Box::new(NameState::new(is_contended)));
         // No waiter enters a holding that no heartbeat renews and that is about to end.
         let lasts = |h: &Holding| h.is_renewed || h.deadline > now + ttl.min(h.ttl) / 4;
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));

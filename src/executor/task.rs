@@ -12,12 +12,16 @@ use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::panics;
-use crate::protocol::{Batch, RequestId, Response};
+use crate::protocol::{Batch, Request, RequestId, Response};
 
 /// Passes an answer on, at once or with the others of its batch.
 type Reply<T> = Box<dyn FnOnce(OperationAnswer<T>, &mut Answers) + Send>;
 
-/// Answers that their receiver receives together.
+/// The most answers that an engine handles in one go: its callers wait meanwhile.
+const MOST_ANSWERS: usize = 32;
+
+/// Answers to requests of one engine, which receives them together when this is dropped, or earlier
+/// if they are many.
 #[derive(Default)]
 pub(super) struct Answers {
     receiver: Option<Arc<dyn Receiver>>,
@@ -68,17 +72,24 @@ pub(super) trait Pending: Send {
 
 impl Answers {
     pub(super) fn push(&mut self, request: RequestId, answer: OperationAnswer<Response>, receiver: Arc<dyn Receiver>) {
-        self.receiver = Some(receiver);
         self.answers.push((request, answer));
+        self.receiver = Some(receiver);
+        if self.answers.len() == MOST_ANSWERS {
+            self.deliver();
+        }
+    }
+
+    fn deliver(&mut self) {
+        if let Some(receiver) = self.receiver.take() {
+            // A panic of the receiver must neither end the worker nor keep later answers back.
+            let _ = panics::caught(|| receiver.receive(std::mem::take(&mut self.answers)));
+        }
     }
 }
 
 impl Drop for Answers {
     fn drop(&mut self) {
-        if let Some(receiver) = self.receiver.take() {
-            // A panic of the receiver must not end the worker.
-            let _ = panics::caught(|| receiver.receive(std::mem::take(&mut self.answers)));
-        }
+        self.deliver();
     }
 }
 
@@ -87,8 +98,12 @@ impl<O: Operation> Task<O> {
         operation: O,
         answer_timeout: Duration,
         clock: Clock,
-        reply: impl FnOnce(OperationAnswer<O::Output>, &mut Answers) + Send + 'static,
+        reply: impl FnOnce(OperationAnswer<O::Output>) + Send + 'static,
     ) -> Self {
+        Self::with_reply(operation, answer_timeout, clock, Box::new(|answer, _| reply(answer)))
+    }
+
+    fn with_reply(operation: O, answer_timeout: Duration, clock: Clock, reply: Reply<O::Output>) -> Self {
         let attempts = Attempts {
             answer_timeout,
             since: Instant::now(),
@@ -99,7 +114,7 @@ impl<O: Operation> Task<O> {
             has_reconnected: false,
             is_sent_alone: false,
         };
-        Self { operation, output: None, reply: Some(Box::new(reply)), attempts }
+        Self { operation, output: None, reply: Some(reply), attempts }
     }
 
     fn answer(&mut self, result: Result<O::Output, Error>, answers: &mut Answers) {
@@ -111,11 +126,23 @@ impl<O: Operation> Task<O> {
     }
 }
 
+impl Task<Arc<Request>> {
+    /// Creates the task of a request of an engine, whose answer `receiver` receives.
+    pub(super) fn of_engine(
+        body: Arc<Request>,
+        request: RequestId,
+        answer_timeout: Duration,
+        clock: Clock,
+        receiver: Arc<dyn Receiver>,
+    ) -> Self {
+        let reply = move |answer, answers: &mut Answers| answers.push(request, answer, receiver);
+        Self::with_reply(body, answer_timeout, clock, Box::new(reply))
+    }
+}
+
 impl<O: Operation> Drop for Task<O> {
     fn drop(&mut self) {
-        if self.reply.is_some() {
-            self.answer(Err(Error::Closed), &mut Answers::default());
-        }
+        self.answer(Err(Error::Closed), &mut Answers::default());
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
+use super::task::Answers;
 use super::*;
 use crate::backend::memory::connection::MemoryBackend;
 use crate::backend::memory::server::MemoryServer;
@@ -255,4 +256,30 @@ async fn heartbeat_sent_again_has_the_current_limit() {
     executor.set_heartbeat_timeout(limit);
     answered(beat).await;
     assert!(start.elapsed() <= 3 * limit, "answered after {:?}", start.elapsed());
+}
+
+/// Panics when it receives its first answers.
+#[derive(Default)]
+struct PanickingReceiver(Mutex<Vec<RequestId>>);
+
+impl Receiver for PanickingReceiver {
+    fn receive(self: Arc<Self>, answers: Vec<(RequestId, OperationAnswer<Response>)>) {
+        let mut received = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = received.is_empty();
+        received.extend(answers.iter().map(|(request, _)| *request));
+        assert!(!is_first, "the first answers");
+    }
+}
+
+#[test]
+fn panic_of_receiver_keeps_no_later_answers_back() {
+    let receiver = Arc::new(PanickingReceiver::default());
+    let requests: Vec<RequestId> = (0..100).map(RequestId).collect();
+    let mut answers = Answers::default();
+    for request in &requests {
+        let answer = OperationAnswer::closed(Moment::default());
+        answers.push(*request, answer, Arc::<PanickingReceiver>::clone(&receiver));
+    }
+    drop(answers);
+    assert_eq!(*receiver.0.lock().unwrap_or_else(PoisonError::into_inner), requests);
 }

@@ -72,7 +72,7 @@ impl Request {
         claim.into_iter().chain(entries.iter().map(|entry| &entry.claim)).map(|claim| claim.id)
     }
 
-    /// Returns whether the store may know an acquisition after the request.
+    /// Returns whether the store may come to know an acquisition by the request.
     pub(crate) fn may_create(&self, id: AcquisitionId) -> bool {
         let is_renamed = matches!(self, Self::Extend(extension) if extension.renamed == Some(id));
         is_renamed || self.created().any(|created| created == id)
@@ -161,6 +161,13 @@ pub(crate) struct Release {
     pub(crate) next: Option<Claim>,
 }
 
+impl Release {
+    /// Returns whether the release frees the name at once.
+    fn is_plain(&self) -> bool {
+        self.keep_for.is_zero() && self.next.is_none()
+    }
+}
+
 /// A change of the holder of a name. The change is decided from a [`Queue`](super::Queue) and
 /// carried out only if [`Seen`] still matches.
 #[derive(Clone, Debug)]
@@ -177,15 +184,8 @@ pub(crate) struct Transition {
     pub(crate) is_last: bool,
 }
 
-impl Release {
-    /// Returns whether the release frees the name at once.
-    fn is_plain(&self) -> bool {
-        self.keep_for.is_zero() && self.next.is_none()
-    }
-}
-
 impl Transition {
-    /// Returns whether the holder of the row must have expired.
+    /// Returns whether the transition is carried out only if the holder of the row has expired.
     pub(crate) fn takes_over(&self) -> bool {
         matches!(self.seen.holder, Holder::Lease(_)) && self.given_up.is_none()
     }

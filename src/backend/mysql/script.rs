@@ -118,7 +118,7 @@ pub(super) fn text_literal(text: &str) -> String {
     }
 }
 
-/// Returns whether a literal has this character as it is.
+/// Returns whether a literal has this byte of a text as it is.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_.:/@".contains(&byte)
 }
