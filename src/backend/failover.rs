@@ -37,7 +37,8 @@ impl Failover {
 
     /// Connects to one server after the other, beginning with the one that accepted writes last.
     /// The time for connecting is divided equally. A caller that has less time drops the future
-    /// while a server does not answer; the next call then begins with the server after that one.
+    /// while a server does not answer. The next call then begins with the server after that one,
+    /// or, if others were tried before it, with that one: it had the rest of the time only.
     async fn connect_with<'a>(
         &'a self,
         connect: impl Fn(&'a dyn Backend) -> StoreFuture<'a, Box<dyn Store>>,
@@ -49,7 +50,8 @@ impl Failover {
         for i in (first..count).chain(0..first) {
             let server = &*self.servers[i];
             let address = server.address();
-            let mut abandoned = NextIfAbandoned { first: &self.first, next: Some((i + 1) % count) };
+            let next = if i == first { (i + 1) % count } else { i };
+            let mut abandoned = NextIfAbandoned { first: &self.first, next: Some(next) };
             let connected = timeout(within, connect(server)).await;
             abandoned.next = None;
             match connected {
@@ -154,5 +156,40 @@ impl Backend for Failover {
             let failed = |error| Error::from_sqlx("list the holders of a session lock", error);
             self.choose().await.map_err(failed)?.session_holders(name).await
         })
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+    use crate::backend::memory::connection::MemoryBackend;
+    use crate::backend::memory::server::MemoryServer;
+
+    const CONNECTING: Duration = Duration::from_millis(300);
+
+    /// Connects to a server, unless it is the first, which is silent.
+    fn connect<'a>(servers: &'a Failover) -> impl Fn(&'a dyn Backend) -> StoreFuture<'a, Box<dyn Store>> {
+        move |server| {
+            let is_silent = std::ptr::addr_eq(server, &*servers.servers[0]);
+            Box::pin(async move {
+                sleep(if is_silent { Duration::MAX } else { CONNECTING }).await;
+                server.connect().await
+            })
+        }
+    }
+
+    /// Of the caller's two seconds, the share of the first server takes all but a tenth.
+    #[tokio::test(start_paused = true)]
+    async fn server_with_the_rest_of_the_time_is_tried_again() {
+        const LIMIT: Duration = Duration::from_secs(2);
+        let server = || Arc::new(MemoryBackend(MemoryServer::new())) as Arc<dyn Backend>;
+        let servers = Failover::new(vec![server(), server()]);
+        let start = Instant::now();
+        assert!(timeout(LIMIT, servers.connect_with(connect(&servers))).await.is_err(), "the first server is silent");
+        timeout(LIMIT, servers.connect_with(connect(&servers))).await.expect("in time").expect("connect");
+        assert_eq!(start.elapsed(), LIMIT + CONNECTING);
     }
 }
