@@ -3,7 +3,7 @@
 //! | what grows | it uses | it ends with |
 //! |---|---|---|
 //! | clients | 3 connections each at most (SQLite: 2 on the file), and 1 heartbeat a second | the server's `max_connections`; then its processor |
-//! | leases of a client | 1 row each, and some 1 kB of the client's memory; no statement | the memory of the client |
+//! | leases of a client | 1 row each, and some 2 kB of the client's memory; no statement | the memory of the client |
 //! | acquisitions and releases | 1 commit for each batch of requests that a client makes at the same time | the flush of the disk for few tasks, the processors of the server and the clients for many |
 //! | hand-overs of one name | 1 commit, 1 message to the next holder, and its answer | the time of a hand-over: names do not wait for each other, the holders of one name do |
 //! | waiters for a name | 1 row, and 4 to 10 polls a second, for each client that waits; some 2.5 kB of the client's memory for each waiter | the server's processor, with thousands of clients that wait |
