@@ -309,15 +309,20 @@ impl Coordinator {
         self.locked(|state, outbox| {
             let input = before(state, outbox);
             self.handle(state, outbox, input);
-            self.update_from_engine(state, outbox);
             after(state)
         })
     }
 
-    /// Changes the state under its lock, and then does the work that follows.
-    fn locked<T>(self: &Arc<Self>, change: impl FnOnce(&mut State, &mut Outbox) -> T) -> T {
+    /// Passes inputs to the engine under the lock of the state, and then does the work that follows.
+    fn locked<T>(self: &Arc<Self>, pass_inputs: impl FnOnce(&mut State, &mut Outbox) -> T) -> T {
         let mut outbox = Outbox::default();
-        let result = change(&mut self.state(), &mut outbox);
+        let result = {
+            let mut state = self.state();
+            state.engine.set_can_notify(self.executor.can_notify());
+            let result = pass_inputs(&mut state, &mut outbox);
+            self.update_from_engine(&mut state, &mut outbox);
+            result
+        };
         for sending in outbox.sends {
             self.send(sending);
         }
@@ -328,7 +333,6 @@ impl Coordinator {
     /// Passes an input to the engine and carries out its actions.
     fn handle(self: &Arc<Self>, state: &mut State, outbox: &mut Outbox, input: Input) {
         let now = self.now();
-        state.engine.set_can_notify(self.executor.can_notify());
         for action in state.engine.handle(now, input) {
             self.act(state, outbox, now, action);
         }
@@ -420,7 +424,6 @@ impl Receiver for Coordinator {
                 // A panic must not keep the engine from the other answers.
                 let _ = panics::caught(|| self.handle(state, outbox, input));
             }
-            self.update_from_engine(state, outbox);
         });
     }
 }

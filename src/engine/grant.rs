@@ -68,10 +68,6 @@ impl Engine {
             .iter_mut()
             .filter(|other| other.may_have_been_replaced(now))
             .for_each(|other| other.retry_at = now);
-        if state.holdings.is_empty() {
-            // Most names have one. Room for four is too large for the allocator's fast path.
-            state.holdings.reserve_exact(1);
-        }
         state.holdings.push(holding);
         self.deliver(waiter.id, grant, is_release_requested);
         self.admit(now, name, id);

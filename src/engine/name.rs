@@ -97,7 +97,10 @@ pub(super) struct NameState {
 impl NameState {
     /// `is_contended`: other clients are expected to wait for the name, or to hold it.
     pub(super) fn new(is_contended: bool) -> Self {
-        Self { is_contended, ..Self::default() }
+        // Most names have one waiter and one holding. Room for four of them, which the first would
+        // make, is too large for the allocator's fast path.
+        let (waiters, holdings) = (VecDeque::with_capacity(1), Vec::with_capacity(1));
+        Self { is_contended, waiters, holdings, ..Self::default() }
     }
 
     /// Returns whether a statement is in flight.
@@ -123,10 +126,6 @@ impl NameState {
     pub(super) fn push_waiter(&mut self, waiter: Waiter) {
         self.reentering += usize::from(waiter.reenters);
         self.tries += usize::from(waiter.tries());
-        if self.waiters.is_empty() {
-            // Most names have one. Room for four is too large for the allocator's fast path.
-            self.waiters.reserve_exact(1);
-        }
         self.waiters.push_back(waiter);
     }
 
