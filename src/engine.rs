@@ -395,6 +395,7 @@ impl Engine {
 
     /// Sends the due statements about a name: one that changes the name, and looks.
     fn advance(&mut self, now: Moment, name: &LockName) {
+        self.decide_tries(name);
         let (epoch, is_steady) = (self.heartbeat.epoch(), self.is_steady(now));
         let next = |state: &mut Box<NameState>| state.next(name, now, epoch, is_steady);
         while let Some((step, body)) = self.names.get_mut(name).and_then(next) {

@@ -361,7 +361,7 @@ impl Engine {
         match (step, body) {
             // The other waiters would fail in the same way, one after the other.
             (Step::Acquire(_) | Step::Join(_), _) if error.0.concerns_all() => {
-                refused.extend(state.waiters.iter().map(|waiter| waiter.id));
+                refused.extend(state.waiters.iter().chain(&state.undecided).map(|waiter| waiter.id));
             }
             (Step::Acquire(id) | Step::Join(id), _) => refused.extend(state.waiter(id).map(|waiter| waiter.id)),
             (Step::Withdraw(id), _) => self.on_withdrawal_failed(now, name, id),

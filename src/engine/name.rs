@@ -60,6 +60,9 @@ pub(super) struct NameState {
     pub(super) reentering: usize,
     /// The number of waiters that only try.
     tries: usize,
+    /// Tries that came while the store took long to answer the first waiter. Its answer shows
+    /// whether they are refused.
+    pub(super) undecided: Vec<Waiter>,
     pub(super) holdings: Vec<Holding>,
     pub(super) withdrawals: Vec<Withdrawal>,
     pub(super) detachments: Vec<Detachment>,
@@ -115,7 +118,8 @@ impl NameState {
 
     pub(super) fn is_idle(&self) -> bool {
         let is_empty = self.waiters.is_empty() && self.holdings.is_empty() && self.withdrawals.is_empty();
-        is_empty && self.detachments.is_empty() && !self.is_busy() && self.read_at.is_none()
+        let is_settled = self.undecided.is_empty() && self.detachments.is_empty() && self.read_at.is_none();
+        is_empty && is_settled && !self.is_busy()
     }
 
     /// Returns the end of the last acquisition, if one has ended.
@@ -144,6 +148,23 @@ impl NameState {
         }
     }
 
+    /// Removes a try that the answer to the first waiter decides.
+    pub(super) fn remove_undecided(&mut self, id: WaiterId) -> Option<Waiter> {
+        let i = self.undecided.iter().position(|waiter| waiter.id == id)?;
+        Some(self.undecided.remove(i))
+    }
+
+    /// Returns whether a try without a named owner is refused in this mode: this client holds the
+    /// name or waits for it.
+    pub(super) fn excludes_try(&self, mode: Mode) -> bool {
+        self.is_taken(mode) || self.has_waiters()
+    }
+
+    /// Returns whether a caller waits for the name.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.waiters.iter().any(|waiter| !waiter.tries())
+    }
+
     /// Removes the first waiter for which the caller named this owner.
     pub(super) fn remove_waiter_of(&mut self, owner: Owner) -> Option<Waiter> {
         if self.reentering == 0 {
@@ -165,14 +186,17 @@ impl NameState {
             _ => self.is_busy_for(UNREACHABLE_AFTER, now),
         };
         self.waiters.iter().any(|waiter| waiter.id == id && waits_for_answer(waiter))
+            || self.undecided.iter().any(|waiter| waiter.id == id)
     }
 
-    /// Returns whether the store has not answered anything about the name for a while: neither this
-    /// client nor its first waiter knows whether the name is held.
+    /// Returns whether neither this client nor its first waiter knows whether the name is held.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.holdings.is_empty() && self.first().is_some_and(|first| first.state == WaiterState::New)
+    }
+
+    /// Returns whether the store has not answered anything about the name for a while.
     pub(super) fn is_silent(&self, now: Moment) -> bool {
-        self.holdings.is_empty()
-            && self.first().is_some_and(|first| first.state == WaiterState::New)
-            && self.is_busy_for(SLOW_ANSWER, now)
+        self.is_unknown() && self.is_busy_for(SLOW_ANSWER, now)
     }
 
     /// Returns whether a request has been in flight for this long.

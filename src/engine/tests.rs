@@ -90,9 +90,8 @@ fn short_wait_times_out_on_a_slow_machine() {
     assert!(matches!(refusal_of_wait(Duration::from_millis(50)), Refusal::Timeout));
 }
 
-/// Neither a try nor another wait learns from a waiter ahead that the name is held.
-#[test]
-fn callers_behind_unanswered_waiter_are_unanswered() {
+/// A fixture with an unanswered waiter, a wait that has ended behind it, and a try that came later.
+fn with_try_behind_unanswered_waiter() -> EngineFixture {
     let mut fixture = EngineFixture::new();
     let until = |time| WaitMode::Wait(Some(START + time));
     fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: spec("a", WaitMode::Wait(None)) });
@@ -101,10 +100,51 @@ fn callers_behind_unanswered_waiter_are_unanswered() {
     fixture.pass(WITHDRAWN_LATEST);
     let spec = spec("a", WaitMode::Try(fixture.now + HEARTBEAT_INTERVAL));
     fixture.feed(Input::Acquire { waiter: WaiterId(3), spec });
+    assert!(fixture.refusal_of(WaiterId(3)).is_none(), "{:?}", fixture.actions);
+    fixture
+}
+
+/// Neither a try nor another wait learns from a waiter ahead that the name is held.
+#[test]
+fn callers_behind_unanswered_waiter_are_unanswered() {
+    let mut fixture = with_try_behind_unanswered_waiter();
+    fixture.pass(HEARTBEAT_INTERVAL);
     for waiter in [WaiterId(2), WaiterId(3)] {
-        let is_meant = |action: &Action| matches!(action, Action::Refused { waiter: refused, refusal: Refusal::NoAnswer } if *refused == waiter);
-        assert!(fixture.has_acted(is_meant), "{waiter:?}: {:?}", fixture.actions);
+        assert!(matches!(fixture.refusal_of(waiter), Some(Refusal::NoAnswer)), "{waiter:?}: {:?}", fixture.actions);
     }
+}
+
+/// A slow store is not an unreachable one.
+#[test]
+fn try_behind_slow_waiter_is_decided_by_its_answer() {
+    let refusal_after = |held| {
+        let mut fixture = with_try_behind_unanswered_waiter();
+        fixture.answer(is_acquire, Response::Acquired(held));
+        fixture.refusal_of(WaiterId(3)).cloned()
+    };
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
+    assert!(matches!(refusal_after(Err(held)), Some(Refusal::Taken)));
+    assert!(matches!(refusal_after(Ok(token(1))), Some(Refusal::Taken)));
+}
+
+#[test]
+fn try_behind_failed_waiter_fails_with_it() {
+    let mut fixture = with_try_behind_unanswered_waiter();
+    fixture.fail(is_acquire);
+    assert!(matches!(fixture.refusal_of(WaiterId(3)), Some(Refusal::Failed(_))), "{:?}", fixture.actions);
+}
+
+#[test]
+fn try_behind_cancelled_waiter_asks_the_store() {
+    let mut fixture = with_try_behind_unanswered_waiter();
+    fixture.feed(Input::Cancel { waiter: WaiterId(1) });
+    let held = CurrentHolder::Valid { owner: None, remaining: Duration::from_secs(10) };
+    fixture.answer(is_acquire, Response::Acquired(Err(held)));
+    let is_withdrawal = |body: &Request| matches!(body, Request::Withdraw { .. });
+    fixture.answer(is_withdrawal, Response::Withdrawn(WithdrawalOutcome::Gone { awaited: false }));
+    fixture.answer(is_acquire, Response::Acquired(Ok(token(1))));
+    let is_granted = |action: &Action| matches!(action, Action::Granted { waiter: WaiterId(3), .. });
+    assert!(fixture.has_acted(is_granted), "{:?}", fixture.actions);
 }
 
 #[test]
@@ -181,6 +221,14 @@ impl EngineFixture {
             _ => None,
         });
         (claim, lease.expect("a lease"))
+    }
+
+    /// Returns why a waiter was refused. `None`: it was not.
+    fn refusal_of(&self, id: WaiterId) -> Option<&Refusal> {
+        self.actions.iter().find_map(|action| match action {
+            Action::Refused { waiter, refusal } if *waiter == id => Some(refusal),
+            _ => None,
+        })
     }
 
     fn has_acted(&self, is_meant: impl Fn(&Action) -> bool) -> bool {

@@ -46,10 +46,11 @@ impl Engine {
                 _ => {}
             }
         }
-        let has_waiters = state.waiters.iter().any(|waiter| !waiter.tries());
-        if is_try && !is_converting && (state.is_held_alone() || (!reenters && (state.is_taken(mode) || has_waiters))) {
-            let refusal = if state.is_silent(now) { Refusal::NoAnswer } else { Refusal::Taken };
-            return self.refuse(id, refusal);
+        let has_waiters = state.has_waiters();
+        let is_excluded = state.is_held_alone() || (!reenters && state.excludes_try(mode));
+        let is_excluded = is_excluded && is_try && !is_converting;
+        if is_excluded && !state.is_silent(now) {
+            return self.refuse(id, Refusal::Taken);
         }
         let holder = self.holder.clone();
         let claim = Claim { name: name.clone(), id: claim_id, owner, client, is_renewed, mode, ttl, holder, label };
@@ -59,6 +60,12 @@ impl Engine {
             may_join: reenters && !state.waiters.is_empty(),
             ..Waiter::new(id, claim, hold_time, wait_mode, now)
         };
+        if is_excluded {
+            self.timeouts.add(&waiter);
+            state.undecided.push(waiter);
+            self.waiters.insert(id, name);
+            return;
+        }
         // A reader may share the name with the reader ahead of it, unless that one waits as well.
         let blocks = |waiter: &Waiter| waiter.claim.mode == Mode::Exclusive || waiter.is_reported;
         let last = || state.waiters.iter().rfind(|waiter| !waiter.tries());
@@ -72,13 +79,33 @@ impl Engine {
         self.advance(now, &name);
     }
 
+    /// Decides tries that waited for the answer to the first waiter: it shows that they are refused,
+    /// unless no caller waits any more.
+    pub(super) fn decide_tries(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name).filter(|state| !state.undecided.is_empty() && !state.is_unknown())
+        else {
+            return;
+        };
+        for waiter in std::mem::take(&mut state.undecided) {
+            if state.excludes_try(waiter.claim.mode) {
+                self.waiters.remove(&waiter.id);
+                self.timeouts.remove(&waiter);
+                self.actions.push(Action::Refused { waiter: waiter.id, refusal: Refusal::Taken });
+            } else {
+                state.push_waiter(waiter);
+            }
+        }
+    }
+
     /// Removes a waiter, and refuses its caller if there is a reason. The caller must advance the
     /// name afterwards.
     pub(super) fn leave(&mut self, now: Moment, id: WaiterId, refusal: Option<Refusal>) {
         let Some(name) = self.waiters.remove(&id) else {
             return;
         };
-        if let Some(state) = self.names.get_mut(&name)
+        if let Some(undecided) = self.names.get_mut(&name).and_then(|state| state.remove_undecided(id)) {
+            self.timeouts.remove(&undecided);
+        } else if let Some(state) = self.names.get_mut(&name)
             && let Some(i) = state.waiters.iter().position(|waiter| waiter.id == id)
             && let Some(waiter) = state.remove_waiter(i)
             && !is_on(Mutation::LeaveEntry)

@@ -195,6 +195,41 @@ async fn try_acquire_never_jumps_the_queue() {
     queue.assert_empty().await;
 }
 
+/// A slow database is not an unreachable one: the answer to the waiter refuses the try.
+#[tokio::test]
+async fn try_behind_waiter_of_its_client_waits_for_slow_database() {
+    const SLOW: Duration = Duration::from_millis(300);
+    let db = fresh().await;
+    let proxy = (DATABASE != Database::Sqlite).then(|| behind_a_proxy(&db.url));
+    let locks = match &proxy {
+        Some((_, url)) => builder(connect(url, 1).await).build(),
+        None => db.locks().await,
+    };
+    locks.lease("a").acquire().await.expect("acquire").release().await.expect("release");
+    let pool = db.pool_of(1).await;
+    let writing = match &proxy {
+        Some((proxy, _)) => {
+            proxy.delay_replies(SLOW);
+            None
+        }
+        None => Some(pool.begin_with("BEGIN IMMEDIATE").await.expect("begin")),
+    };
+    let tried = async {
+        sleep(SLOW / 2).await; // the waiter comes first, and has waited for long
+        locks.lease("a").try_acquire().await
+    };
+    let written = async {
+        sleep(SLOW).await;
+        if let Some(writing) = writing {
+            writing.rollback().await.expect("rollback");
+        }
+    };
+    let waited = locks.lease("a").acquire();
+    let (waited, tried, ()) = soon("two answers", async { tokio::join!(waited, tried, written) }).await;
+    assert!(tried.expect("an answer").is_none());
+    waited.expect("acquire").release().await.expect("release");
+}
+
 /// Covers requests between a release and the following grant, and requests just before the release.
 #[tokio::test]
 async fn newcomer_during_handover_queues_behind_waiters() {
