@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use super::acquire::CREATE_FREE;
 use super::script::{filled, id_literal, list, name_literal};
-use super::store::is_timeout;
+use super::store::{MySqlQuery, is_timeout};
 use crate::backend::micros;
 use crate::backend::stored::{TableRow as _, current_holder, read_entry, read_lease, remaining};
 use crate::name::LockName;
@@ -15,11 +15,21 @@ use crate::protocol::{AcquisitionId, CurrentHolder, Enqueue, EntryState, LeaseRo
 
 // ---- enqueue
 
-// JSON: id, owner, client, is_renewed, units, permits, ttl, age, holder, label. Skips entries that
-// exist and acquisitions that hold the name already. The texts name their character set, since
-// MariaDB would use the database's. Bind order: name, JSON, name, name.
+// Skips an entry that exists and an acquisition that holds the name already. Bind order: name, id,
+// owner, client, is_renewed, units, permits, ttl, age, holder, label, name, id, name, id.
 #[rustfmt::skip]
 const ENQUEUE: &str = concat!("
+INSERT IGNORE INTO sqlock_entry (", entry_columns!(), ")
+SELECT ?, ?, ?, ?, ?, ?, ?, 0, ?, ", now!(), " - ?, ", now!(), " + ", grant!(), ", 0, ?, ?
+  FROM DUAL
+ WHERE NOT EXISTS (SELECT 1 FROM sqlock_lease AS l WHERE l.name = ? AND l.id = ?)
+   AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = ? AND e.id = ?)");
+
+// The same for several entries, with a temporary table of the server. JSON: id, owner, client,
+// is_renewed, units, permits, ttl, age, holder, label. The texts name their character set, since
+// MariaDB would use the database's. Bind order: name, JSON, name, name.
+#[rustfmt::skip]
+const ENQUEUE_MANY: &str = concat!("
 INSERT IGNORE INTO sqlock_entry (", entry_columns!(), ")
 SELECT ?, t.id, t.owner, t.client, t.is_renewed, t.units, t.permits, 0, t.ttl, ", now!(), " - t.age,
        ", now!(), " + ", grant!(), ", 0, t.holder, t.label
@@ -43,15 +53,12 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
         return Ok(CurrentHolder::Unknown);
     };
     let name = first.claim.name.as_str().as_bytes();
-    let lines = entries.iter().map(|Enqueue { claim, age }| {
-        let (units, permits) = claim.mode.stored();
-        let (id, owner, client) = (claim.id.to_string(), claim.owner.to_string(), claim.client.to_string());
-        let is_renewed = i64::from(claim.is_renewed);
-        let (ttl, age) = (micros(claim.ttl), micros(*age));
-        json!([id, owner, client, is_renewed, units, permits, ttl, age, &*claim.holder, &*claim.label])
-    });
-    let lines = Value::from_iter(lines).to_string();
-    sqlx::query(ENQUEUE).bind(name).bind(lines).bind(name).bind(name).execute(&mut *conn).await?;
+    match entries {
+        [entry] => enqueue_one(entry),
+        _ => enqueue_many(name, entries),
+    }
+    .execute(&mut *conn)
+    .await?;
     let row = match sqlx::query(READ_ROW_AFTER_INSERT).bind(name).fetch_optional(&mut *conn).await {
         Err(error) if is_timeout(&error) => return Ok(CurrentHolder::Unknown),
         row => row?,
@@ -66,6 +73,27 @@ pub(super) async fn enqueue(conn: &mut MySqlConnection, entries: &[Enqueue]) -> 
     Ok(read_row(conn, &first.claim.name).await?.map_or(CurrentHolder::Vacant, |row| current_holder(&row)))
 }
 
+fn enqueue_one(Enqueue { claim, age }: &Enqueue) -> MySqlQuery<'_> {
+    let (name, id) = (claim.name.as_str().as_bytes(), claim.id.to_string());
+    let (units, permits) = claim.mode.stored();
+    let query = sqlx::query(ENQUEUE).bind(name).bind(id.clone()).bind(claim.owner.to_string());
+    let query = query.bind(claim.client.to_string()).bind(claim.is_renewed).bind(units).bind(permits);
+    let query = query.bind(micros(claim.ttl)).bind(micros(*age)).bind(&*claim.holder).bind(&*claim.label);
+    query.bind(name).bind(id.clone()).bind(name).bind(id)
+}
+
+fn enqueue_many<'q>(name: &'q [u8], entries: &[Enqueue]) -> MySqlQuery<'q> {
+    let lines = entries.iter().map(|Enqueue { claim, age }| {
+        let (units, permits) = claim.mode.stored();
+        let (id, owner, client) = (claim.id.to_string(), claim.owner.to_string(), claim.client.to_string());
+        let is_renewed = i64::from(claim.is_renewed);
+        let (ttl, age) = (micros(claim.ttl), micros(*age));
+        json!([id, owner, client, is_renewed, units, permits, ttl, age, &*claim.holder, &*claim.label])
+    });
+    let lines = Value::from_iter(lines).to_string();
+    sqlx::query(ENQUEUE_MANY).bind(name).bind(lines).bind(name).bind(name)
+}
+
 // ---- poll and read
 
 // Bind order: name.
@@ -78,11 +106,11 @@ pub(super) async fn read_row(conn: &mut MySqlConnection, name: &LockName) -> Res
     row.as_ref().map(read_lease).transpose()
 }
 
-/// Returns one row for each entry of a name, or a single row without entries. `$entries` joins the
-/// entries `e`.
+/// Returns one row for each entry of a name, or a single row without entries. `$ids` and `$names`
+/// are conditions of the entry and of the row.
 #[rustfmt::skip]
 macro_rules! poll {
-    ($entries:literal, $names:literal) => {
+    ($ids:literal, $names:literal) => {
         concat!("
 SELECT l.name, ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALESCE(e.token, 0) AS entry_token,
        COALESCE(", entry_until!("e"), " - ", now!(), ", 0) AS entry_remaining,
@@ -90,25 +118,17 @@ SELECT l.name, ", lease_columns!("l"), ", COALESCE(e.id, '') AS entry_id, COALES
                          WHERE w.name = e.name AND w.token = 0
                            AND (w.arrived_at < e.arrived_at OR w.arrived_at = e.arrived_at AND w.id < e.id)
                            AND ", entry_until!("w"), " > ", now!(), "), 0) AS ahead
-  FROM ", $entries, "
- WHERE ", $names)
+  FROM sqlock_lease AS l FORCE INDEX (PRIMARY)
+       LEFT JOIN sqlock_entry AS e FORCE INDEX (PRIMARY) ON e.name = l.name AND e.id ", $ids, "
+ WHERE l.name ", $names)
     };
 }
 
-// Bind order: JSON ids, name.
-const POLL: &str = poll!(
-    "sqlock_lease AS l
-       LEFT JOIN (JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS i
-                  JOIN sqlock_entry AS e ON e.id = i.id) ON e.name = l.name",
-    "l.name = ?"
-);
+// Bind order: id, name.
+const POLL: &str = poll!("= ?", "= ?");
 
 // Order of literals: ids, names.
-const POLL_NAMES: &str = poll!(
-    "sqlock_lease AS l FORCE INDEX (PRIMARY)
-       LEFT JOIN sqlock_entry AS e FORCE INDEX (PRIMARY) ON e.name = l.name AND e.id IN (?)",
-    "l.name IN (?)"
-);
+const POLL_MANY: &str = poll!("IN (?)", "IN (?)");
 
 /// Reads the row of a name and the state of some acquisitions.
 pub(super) async fn poll(
@@ -116,9 +136,23 @@ pub(super) async fn poll(
     name: &LockName,
     ids: &[AcquisitionId],
 ) -> Result<Option<Polled>, sqlx::Error> {
-    let wanted = Value::from_iter(ids.iter().map(AcquisitionId::to_string)).to_string();
-    let rows = sqlx::query(POLL).bind(wanted).bind(name.as_str().as_bytes()).fetch_all(conn).await?;
+    let rows = match ids {
+        [id] => sqlx::query(POLL).bind(id.to_string()).bind(name.as_str().as_bytes()).fetch_all(conn).await?,
+        _ => poll_rows(conn, ids, &name_literal(name)).await?,
+    };
     read_poll(&rows.iter().collect::<Vec<_>>(), ids)
+}
+
+/// Reads the rows of names with the entries of some acquisitions.
+async fn poll_rows(
+    conn: &mut MySqlConnection,
+    ids: &[AcquisitionId],
+    names: &str,
+) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    // No entry has the empty id.
+    let ids = list(ids, |id| id_literal(id));
+    let text = filled(POLL_MANY, &[if ids.is_empty() { "''" } else { &ids }, names]);
+    sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(conn).await
 }
 
 /// Reads rows of names, each with the state of one acquisition.
@@ -126,10 +160,8 @@ pub(super) async fn poll_many(
     conn: &mut MySqlConnection,
     polls: &[(LockName, AcquisitionId)],
 ) -> Result<Vec<Option<Response>>, sqlx::Error> {
-    let ids = list(polls, |(_, id)| id_literal(*id));
-    let names = list(polls, |(name, _)| name_literal(name));
-    let text = filled(POLL_NAMES, &[&ids, &names]);
-    let rows = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(conn).await?;
+    let ids: Vec<_> = polls.iter().map(|(_, id)| *id).collect();
+    let rows = poll_rows(conn, &ids, &list(polls, |(name, _)| name_literal(name))).await?;
     let mut by_name: HashMap<Vec<u8>, Vec<&MySqlRow>> = HashMap::default();
     for row in &rows {
         by_name.entry(row.try_get("name")?).or_default().push(row);
