@@ -62,6 +62,17 @@ impl Place {
         }
     }
 
+    /// Creates another place of the same kind on the same server.
+    pub(crate) async fn beside(&self) -> Self {
+        match (&self.server, self.synchronous) {
+            (Some(server), _) => Self::on_server(&server.url()).await,
+            (None, synchronous) => {
+                let beside = self._file.as_ref().and_then(|file| file.path().parent()).and_then(Path::to_str);
+                Self::embedded(beside, synchronous.expect("only SQLite has no server")).await
+            }
+        }
+    }
+
     async fn embedded(beside: Option<&str>, synchronous: &'static str) -> Self {
         let directory = match beside {
             Some(beside) => tempfile::tempdir_in(beside),
@@ -152,11 +163,7 @@ impl Place {
 
     /// Returns the URL of this place for the command.
     pub(crate) fn url(&self) -> String {
-        match &self.options {
-            Options::Postgres(options) => options.to_url_lossy().to_string(),
-            Options::MySql(options) => options.to_url_lossy().to_string(),
-            Options::Sqlite(options) => format!("sqlite://{}", options.get_filename().display()),
-        }
+        self.options.url()
     }
 
     /// Returns how to connect to this place.
@@ -216,6 +223,14 @@ impl Options {
             }
             Some(url) => Self::MySql(url.parse::<MySqlConnectOptions>().expect("a URL").disable_statement_logging()),
             None => Self::sqlite(Path::new(text("file")), text("synchronous")),
+        }
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Postgres(options) => options.to_url_lossy().to_string(),
+            Self::MySql(options) => options.to_url_lossy().to_string(),
+            Self::Sqlite(options) => format!("sqlite://{}", options.get_filename().display()),
         }
     }
 

@@ -5,6 +5,9 @@
 //! notifies that user. On MySQL and MariaDB it is the server's own lock, under which the row is
 //! written. SQLite has none: each user tries every millisecond. There is no expiry, no renewal and no
 //! recovery.
+//!
+//! The queue has a database of its own: PostgreSQL wakes all listeners of a database for each
+//! notification, also those that do not take part.
 
 use std::time::Duration;
 
@@ -117,26 +120,28 @@ async fn write(conn: &mut MySqlConnection, sql: &'static str) {
 }
 
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
-    User::prepare(place.options()).await;
+    let beside = place.beside().await;
+    User::prepare(beside.options()).await;
     let aim = match place.kind() {
         Kind::Postgres => 1.0,
         Kind::MySql => 0.5,
         Kind::SqliteFull | Kind::SqliteNormal => 5.0,
     };
-    let mut lines = vec![of_clients(place, pace, 8).await];
+    let mut lines = vec![of_clients(place, &beside, pace, 8).await];
     for count in [8, 16] {
-        lines.push(of_processes(place, pace, count).await);
+        lines.push(of_processes(place, &beside, pace, count).await);
     }
+    beside.clean_up().await;
     lines.iter_mut().for_each(|line| line.aim = Some(Aim::AtLeast(aim)));
     lines
 }
 
-/// Clients of this process.
-async fn of_clients(place: &Place, pace: &Pace, count: usize) -> Line {
+/// Clients of this process, next to users of the queue in the database `beside`.
+async fn of_clients(place: &Place, beside: &Place, pace: &Pace, count: usize) -> Line {
     let clients: Vec<Locks> = (0..count).map(|_| place.locks()).collect();
     let mut users = Vec::new();
     for i in 0..count {
-        users.push(User::connect(place.options(), &i.to_string()).await);
+        users.push(User::connect(beside.options(), &i.to_string()).await);
     }
     let meter = place.meter().await;
     let mut comparison = Comparison::default();
@@ -192,11 +197,11 @@ async fn take_turns(parties: impl Iterator<Item = Party>, time: Duration) -> ((V
 }
 
 /// Processes with one client each, next to processes with one user of the queue each.
-async fn of_processes(place: &Place, pace: &Pace, count: usize) -> Line {
+async fn of_processes(place: &Place, beside: &Place, pace: &Pace, count: usize) -> Line {
     let (mut workers, mut users) = (Vec::new(), Vec::new());
     for _ in 0..count {
         workers.push(Worker::start(place, 1, Duration::ZERO, Contender::Sqlock).await);
-        users.push(Worker::start(place, 1, Duration::ZERO, Contender::Queue).await);
+        users.push(Worker::start(beside, 1, Duration::ZERO, Contender::Queue).await);
     }
     let meter = place.meter().await;
     let mut comparison = Comparison::default();
