@@ -360,6 +360,8 @@ impl Stander {
                 self.count("had no answer in time");
             }
             error if error.is_lost() => self.count("lost"),
+            // This process was stopped while it released, and a later holder died.
+            Error::Unknown { .. } => self.count("released, or lost before"),
             error => self.error(error),
         }
     }
