@@ -29,6 +29,7 @@ mod place;
 mod processes;
 mod queue;
 mod quorum;
+mod redis;
 mod renewal;
 mod rows;
 mod throughput;
@@ -45,7 +46,7 @@ use place::Place;
 const USAGE: &str = "leases [--only A,B,…,N] [--quick] [--json [FILE]]
 
 A  uncontended acquire and release, one task; next to it the server's own lock, and SELECT 1
-B  throughput on distinct names: 1, 64, 1024 tasks
+B  throughput on distinct names: 1, 64, 1024 tasks; next to them Redis, if SQLOCK_REDIS is the program of its server
 C  hand-over of one name inside a process: 8, 64, 128 tasks
 D  renewal of 10 000 held leases; a heartbeat with 1, 100, 10 000; the size of a name
 E  200 000 cycles on one name: time and table size at start and end

@@ -10,16 +10,18 @@ use crate::cpu::Usage;
 use crate::floor::Bare;
 use crate::measure::{Aim, Line, Pace, median};
 use crate::place::{Kind, Place};
+use crate::redis::{Redis, RedisClient};
 
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let locks = place.locks();
     let meter = place.meter().await;
     let batching = Batching::start(place).await;
+    let redis = Redis::start().await;
     let mut lines = Vec::new();
     for tasks in [1, 64, 1024] {
         let mut floor = place.floor(tasks).await;
         let connections = floor.len();
-        let (mut ours, mut theirs, mut batched) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut theirs, mut batched, mut of_redis) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut cpu, mut floor_cpu, mut batched_cpu) = (Usage::default(), Usage::default(), Usage::default());
         // The first round creates the rows and warms up.
         for round in 0..=pace.rounds {
@@ -43,6 +45,13 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
                 batched_cpu.add(&meter, &start, rate);
                 batched.push(rate);
             }
+            if let Some(redis) = &redis {
+                let client = redis.client();
+                let rate = cycles_of_tasks(tasks, pace.turn, move |name| redis_cycle(client.clone(), name)).await;
+                if round > 0 {
+                    of_redis.push(rate);
+                }
+            }
         }
         for bare in floor {
             bare.close().await;
@@ -61,6 +70,19 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
         let note = format!("batches only: CPU {batched_cpu} µs");
         lines.push(Line { aim: aim(place.kind(), tasks), cpu: Some((cpu, floor_cpu)), note, ..line(None, &ours) });
         lines.push(line(Some("batches only"), &batched));
+        if redis.is_some() {
+            let aim = (place.kind() == Kind::Postgres && tasks == 1024).then_some(Aim::AtLeast(1.3));
+            lines.push(Line {
+                what: format!("next to Redis, {tasks} tasks"),
+                floor: Some(median(&of_redis)),
+                ratios: ours.iter().zip(&of_redis).map(|(ours, redis)| ours / redis).collect(),
+                aim,
+                ..line(None, &ours)
+            });
+        }
+    }
+    if let Some(redis) = redis {
+        redis.end().await;
     }
     batching.end().await;
     locks.shutdown().await.expect("shutdown");
@@ -88,6 +110,10 @@ async fn cycle(locks: Locks, name: String) {
 
 async fn batched_cycle(sender: Sender, name: String) {
     sender.acquire_and_release(&name).await;
+}
+
+async fn redis_cycle(client: RedisClient, name: String) {
+    client.acquire_and_release(&name).await;
 }
 
 /// Measures tasks that each acquire and release a name of their own.
