@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
 use self::listener::{StoreConnection, Upgrade, may_refuse_settings};
@@ -70,6 +70,8 @@ pub(crate) struct PostgresBackend {
     accepts_settings: AtomicBool,
     /// `false`: a connection was found to share its session.
     can_listen: Arc<AtomicBool>,
+    /// Whether the last connection is likely to use TLS.
+    is_encrypted: AtomicBool,
 }
 
 impl PostgresBackend {
@@ -83,7 +85,7 @@ impl PostgresBackend {
 
     fn with_options(options: OptionsSource<Postgres>) -> Self {
         let (accepts_settings, can_listen) = (AtomicBool::new(true), Arc::new(AtomicBool::new(true)));
-        Self { options, synchronous: false, accepts_settings, can_listen }
+        Self { options, synchronous: false, accepts_settings, can_listen, is_encrypted: AtomicBool::new(false) }
     }
 
     /// Returns the options of the connections of this crate.
@@ -103,6 +105,12 @@ impl PostgresBackend {
             connected => connected?,
         };
         let settings = Settings::read(&mut conn, &self.address(), self.synchronous).await?;
+        let is_encrypted = match self.options.current().get_ssl_mode() {
+            PgSslMode::Disable | PgSslMode::Allow => false,
+            PgSslMode::Prefer => settings.server_has_tls,
+            PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => true,
+        };
+        self.is_encrypted.store(is_encrypted, Ordering::Relaxed);
         Ok(PostgresStore { connection: StoreConnection::Plain(conn), settings, upgrade: None })
     }
 }
@@ -145,7 +153,8 @@ impl Backend for PostgresBackend {
     }
 
     fn max_batch_len(&self) -> usize {
-        256
+        // With names of 100 characters, 64 requests fill a TLS record.
+        if self.is_encrypted.load(Ordering::Relaxed) { 64 } else { 256 }
     }
 
     fn migrate(&self) -> BoxFuture<'_, Result<()>> {

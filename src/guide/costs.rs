@@ -9,7 +9,7 @@
 //! | hand over to the next waiter in this process | 1, instead of a release and an acquire |
 //! | renew everything that a client holds or waits for | 1 a heartbeat, at a third of the shortest TTL, at least once a second |
 //! | release | 1; on PostgreSQL it does not wait for the disk unless it hands the name over, or a synchronous standby is required: if the server crashes within a second, the next heartbeat of its client repeats it; a client that neither holds nor waits sends none, and the name is free after its TTL |
-//! | acquire, extend or release many names at once in one process | PostgreSQL and SQLite 1 for up to 256 of them, MariaDB 3 or 4 and MySQL 6 or 7 in one round trip for up to 40 |
+//! | acquire, extend or release many names at once in one process | PostgreSQL and SQLite 1 for up to 256 of them (PostgreSQL 64 with TLS), MariaDB 3 or 4 and MySQL 6 or 7 in one round trip for up to 128 (40 with TLS) |
 //! | enter again, in the same client | 0 |
 //! | [`fence`](crate::Lease::fence) | 1, in the caller's transaction, and on PostgreSQL and SQLite 1 that checks that it is open; on Galera 2, or 3 for a shared lease |
 //! | a request that takes effect once | 2, in its transaction: the claim and the result; MySQL and MariaDB 1 more on a connection of the client. A repetition: 2, there 1 |

@@ -89,7 +89,12 @@ impl Run {
         Ok(Limits {
             workers,
             connections: f64::from(workers + 1),
-            batch: if title.starts_with('M') { 40.0 } else { 256.0 },
+            // MySQL with TLS, the others without.
+            batch: match title.split(' ').next() {
+                Some("MySQL") => 40.0,
+                Some("MariaDB") => 128.0,
+                _ => 256.0,
+            },
             max_connections,
             memory_bytes: memory * 1024.0,
         })

@@ -23,11 +23,14 @@ pub(super) struct Settings {
     transaction: TransactionMode,
     /// A commit must reach a second server.
     is_synchronous: bool,
+    /// The server can use TLS. Behind a pooler, that says nothing about the connection.
+    pub(super) server_has_tls: bool,
 }
 
 const SETTINGS: &str = "
 SELECT current_setting('default_transaction_isolation'), current_setting('synchronous_commit'),
-       current_setting('default_transaction_read_only'), pg_is_in_recovery(), current_setting('synchronous_standby_names')";
+       current_setting('default_transaction_read_only'), pg_is_in_recovery(), current_setting('synchronous_standby_names'),
+       current_setting('ssl')::boolean";
 
 // $1 whether each transaction sets its own synchronous_commit.
 const REPLICATES_SYNCHRONOUSLY: &str = "
@@ -54,8 +57,14 @@ impl Settings {
         address: &str,
         is_synchronous: bool,
     ) -> Result<Self, sqlx::Error> {
-        let (isolation, commit, read_only, is_standby, standbys): (String, String, String, bool, String) =
-            sqlx::query_as(SETTINGS).fetch_one(&mut *connection).await?;
+        let (isolation, commit, read_only, is_standby, standbys, server_has_tls): (
+            String,
+            String,
+            String,
+            bool,
+            String,
+            bool,
+        ) = sqlx::query_as(SETTINGS).fetch_one(&mut *connection).await?;
         if is_standby {
             return Err(not_writable(format!("{address} is a standby, which cannot be written")));
         }
@@ -70,7 +79,7 @@ impl Settings {
         } else {
             TransactionMode::Durable
         };
-        Ok(Self { transaction, is_synchronous })
+        Ok(Self { transaction, is_synchronous, server_has_tls })
     }
 
     /// Returns whether a commit may be lost in a crash after which its client repeats it.
