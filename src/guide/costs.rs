@@ -35,6 +35,13 @@
 //! On PostgreSQL the entry in the queue does not wait for the disk. If a crash undoes it, the client
 //! adds it again.
 //!
+//! # TLS
+//!
+//! sqlx 0.9.0 [does not set `TCP_NODELAY`](https://github.com/transact-rs/sqlx/issues/4335): TCP may
+//! keep a small packet back until the server acknowledges the one before, which takes Linux 40 ms.
+//! A batch on an encrypted connection fits into one packet of TLS, so leases do not wait for that.
+//! Opening such a connection to MySQL does: `sqlock run` takes 60 ms there, and 17 ms without TLS.
+//!
 //! # Rows
 //!
 //! A name costs one small row, updated in place, and one for each waiter. The
