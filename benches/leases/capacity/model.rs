@@ -47,22 +47,30 @@ pub(crate) struct Limits {
     pub(crate) workers: u32,
     /// The connections of a client, with that of its heartbeat.
     pub(crate) connections: f64,
-    /// The operations in a statement, at most.
+    /// The operations in a batch, at most.
     pub(crate) batch: f64,
+    /// The statements of a batch. A single operation has one.
+    pub(crate) batch_statements: f64,
     /// The connections that the server allows. `None`: it is a file.
     pub(crate) max_connections: Option<f64>,
     pub(crate) memory_bytes: f64,
 }
 
 impl Constants {
-    /// Computes the time of a statement with so many operations on an idle server.
+    /// Computes the time of a batch with so many operations on an idle server.
     fn latency(&self, batch: f64) -> f64 {
-        self.round_trip + self.commit + self.client + (batch - 1.0) * self.operation
+        self.round_trip + self.commit + self.client + self.beyond_first(batch)
     }
 
-    /// Computes the time of a busy server for such a statement.
+    /// Computes the time of a busy server for such a batch.
     fn service(&self, batch: f64) -> f64 {
-        self.statement + (batch - 1.0) * self.operation
+        self.statement + self.beyond_first(batch)
+    }
+
+    /// Computes the time of the server for what a batch has beyond a statement of one operation.
+    fn beyond_first(&self, batch: f64) -> f64 {
+        let further = if batch > 1.0 { self.limits.batch_statements - 1.0 } else { 0.0 };
+        further * self.statement + (batch - 1.0) * self.operation
     }
 
     /// Predicts the cycles of acquire and release a second, by so many clients with so many tasks
@@ -161,6 +169,7 @@ mod tests {
                 workers: 2,
                 connections: 3.0,
                 batch: 64.0,
+                batch_statements: 1.0,
                 max_connections: Some(300.0),
                 memory_bytes: 8e9,
             },

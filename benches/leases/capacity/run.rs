@@ -85,16 +85,18 @@ impl Run {
         let memory = self.0["machine"]["memory"].as_str().and_then(|text| text.strip_suffix(" kB"));
         let memory: f64 = memory.and_then(|text| text.parse().ok()).ok_or("the memory of the machine is unknown")?;
         let max_connections = database["max_connections"].as_f64();
+        // MySQL with TLS, the others without.
+        let (batch, batch_statements) = match title.split(' ').next() {
+            Some("MySQL") => (40.0, 6.0),
+            Some("MariaDB") => (128.0, 4.0),
+            _ => (256.0, 1.0),
+        };
         let workers = if max_connections.is_some() { 2 } else { 1 };
         Ok(Limits {
             workers,
             connections: f64::from(workers + 1),
-            // MySQL with TLS, the others without.
-            batch: match title.split(' ').next() {
-                Some("MySQL") => 40.0,
-                Some("MariaDB") => 128.0,
-                _ => 256.0,
-            },
+            batch,
+            batch_statements,
             max_connections,
             memory_bytes: memory * 1024.0,
         })
