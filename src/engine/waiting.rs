@@ -47,8 +47,8 @@ impl Engine {
             }
         }
         let has_waiters = state.has_waiters();
-        let is_excluded = state.is_held_alone() || (!reenters && state.excludes_try(mode));
-        let is_excluded = is_excluded && is_try && !is_converting;
+        let is_excluded =
+            is_try && !is_converting && (state.is_held_alone() || (!reenters && state.excludes_try(mode)));
         if is_excluded && !state.is_silent(now) {
             return self.refuse(id, Refusal::Taken);
         }
