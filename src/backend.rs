@@ -71,9 +71,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Returns how many requests a connection carries out together, in a
     /// [`Batch`](crate::protocol::Batch).
     ///
-    /// If it is encrypted, they should fit into one TLS record, which has 16 KiB. sqlx writes records
-    /// one by one, and sqlx 0.9.0 does not set TCP_NODELAY, so TCP may wait 40 ms for an
-    /// acknowledgement between two of them. <https://github.com/transact-rs/sqlx/issues/4335>
+    /// If the connection is encrypted, they should fit into one TLS record, which has 16 KiB. sqlx
+    /// writes records one by one, and sqlx 0.9.0 does not set TCP_NODELAY, so TCP may wait 40 ms for
+    /// an acknowledgement between two of them. <https://github.com/transact-rs/sqlx/issues/4335>
     fn max_batch_len(&self) -> usize;
 
     /// Returns the address of the server or the path of the file, without credentials.

@@ -90,7 +90,7 @@ fn story_of_a_seed() {
 #[test]
 #[ignore = "scripts/simulate mutations runs it"]
 fn mutations_are_found() {
-    let most = number("SQLOCK_SEEDS").unwrap_or(10_000);
+    let most = number("SQLOCK_SEEDS").unwrap_or(100_000);
     let only = std::env::var("SQLOCK_MUTATION").ok();
     let mut missed = Vec::new();
     for mutation in mutation::ALL {

@@ -57,7 +57,7 @@ pub(crate) struct MySqlBackend {
     options: OptionsSource<MySql>,
     /// Whether the last server was a node of a Galera cluster.
     on_galera: AtomicBool,
-    /// Whether the last connection is likely to use TLS.
+    /// Whether the last connection is likely to use TLS. Only speed depends on it.
     is_encrypted: AtomicBool,
 }
 
@@ -128,8 +128,8 @@ impl Backend for MySqlBackend {
     }
 
     fn max_batch_len(&self) -> usize {
-        // With names of 40 characters, 40 requests fill a TLS record. One locked row keeps the whole
-        // batch from its effect.
+        // Names of 40 characters make 40 requests fill a TLS record. Without TLS, one locked row still
+        // keeps the whole batch from its effect.
         if self.is_encrypted.load(Ordering::Relaxed) { 40 } else { 128 }
     }
 
@@ -212,7 +212,7 @@ struct ServerInfo {
     is_read_only: bool,
     may_be_galera: bool,
     is_in_group: bool,
-    /// The server can use TLS. MySQL makes a certificate of its own.
+    /// The server can use TLS. MySQL always can: it makes a certificate of its own.
     has_tls: bool,
 }
 

@@ -70,7 +70,7 @@ pub(crate) struct PostgresBackend {
     accepts_settings: AtomicBool,
     /// `false`: a connection was found to share its session.
     can_listen: Arc<AtomicBool>,
-    /// Whether the last connection is likely to use TLS.
+    /// Whether the last connection is likely to use TLS. Only speed depends on it.
     is_encrypted: AtomicBool,
 }
 
@@ -153,7 +153,7 @@ impl Backend for PostgresBackend {
     }
 
     fn max_batch_len(&self) -> usize {
-        // With names of 100 characters, 64 requests fill a TLS record.
+        // Names of 100 characters make 64 requests fill a TLS record. Longer ones are rare.
         if self.is_encrypted.load(Ordering::Relaxed) { 64 } else { 256 }
     }
 

@@ -185,6 +185,7 @@ impl NameState {
             }
             _ => self.is_busy_for(UNREACHABLE_AFTER, now),
         };
+        // A try that ends undecided is not refused by anyone.
         self.waiters.iter().any(|waiter| waiter.id == id && waits_for_answer(waiter))
             || self.undecided.iter().any(|waiter| waiter.id == id)
     }

@@ -9,11 +9,13 @@ use crate::clock::Moment;
 pub(super) const POLL_FIRST: Duration = Duration::from_millis(100);
 const POLL_OTHERS: Duration = Duration::from_millis(250);
 
-/// The shortest poll interval of a client that is never notified.
+/// The shortest poll interval of a client that is never notified and is the first in the queue. Each
+/// place further back adds twice as much.
 pub(super) const POLL_SOONEST: Duration = Duration::from_millis(1);
 
-/// A client that is never notified polls again after this fraction of the time for which a holder
-/// has the name: it finds a grant late by that fraction at most.
+/// The first client in the queue, if it is never notified, polls again after this fraction of the
+/// time for which a holder has the name: it finds a grant late by that fraction at most. A place
+/// further back multiplies the interval.
 const POLL_PART: u32 = 8;
 
 /// Returns the interval of a client that is notified of grants. `ahead`: the entries before its
@@ -52,13 +54,12 @@ impl QueuePace {
         self.ahead = ahead;
     }
 
-    /// Returns the interval until the next poll of a client that is never notified. An entry gets
-    /// the name after about as many turns as entries are ahead, and half a turn, so a client that
-    /// is not first may poll less often.
+    /// Returns the interval until the next poll of a client that is never notified.
     pub(super) fn interval(&self, now: Moment) -> Duration {
         let mean = now.since(self.joined_at) / self.moves.saturating_add(1);
         let turn = mean.max(now.since(self.moved_at));
-        let interval = (turn / POLL_PART).max(POLL_SOONEST) * self.ahead.saturating_mul(2).saturating_add(1);
-        interval.min(longest_interval(self.ahead))
+        let shortest = POLL_SOONEST * self.ahead.saturating_mul(2).saturating_add(1);
+        let interval = (turn / POLL_PART) * self.ahead.saturating_add(1);
+        interval.max(shortest).min(longest_interval(self.ahead))
     }
 }

@@ -79,8 +79,9 @@ impl Engine {
         self.advance(now, &name);
     }
 
-    /// Decides tries that waited for the answer to the first waiter: it shows that they are refused,
-    /// unless no caller waits any more.
+    /// Decides tries that waited for the answer to the first waiter. They are refused if this client
+    /// now holds the name in a mode that excludes them, or still waits for it; else they ask the
+    /// store themselves.
     pub(super) fn decide_tries(&mut self, name: &LockName) {
         let Some(state) = self.names.get_mut(name).filter(|state| !state.undecided.is_empty() && !state.is_unknown())
         else {

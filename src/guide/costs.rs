@@ -30,7 +30,7 @@
 //! |---|---|
 //! | PostgreSQL | from a notification, which needs no statement; if the heartbeat is late, or a lease was taken away from the client meanwhile, the client polls first |
 //! | SQLite | by a poll after a commit of another connection, at most once a millisecond. The client reads the count of commits, without a lock, after an eighth of the time since the last one, at least every 50 ms |
-//! | MySQL, MariaDB | by a poll after 1 ms, and then each time after an eighth of the time for which a holder has the name: the mean since the wait began, or that of the present holder, whichever is longer. Each place further back adds twice that, up to 250 ms |
+//! | MySQL, MariaDB | by a poll after 1 ms, and then each time after an eighth of the time for which a holder has the name: the mean since the wait began, or that of the present holder, whichever is longer. A place further back multiplies it, up to 250 ms |
 //!
 //! On PostgreSQL the entry in the queue does not wait for the disk. If a crash undoes it, the client
 //! adds it again.
