@@ -21,7 +21,7 @@ pub(crate) struct Place {
     name: String,
     /// SQLite's `synchronous` setting.
     synchronous: Option<&'static str>,
-    _file: Option<TempDir>,
+    directory: Option<TempDir>,
 }
 
 /// How to connect to a place.
@@ -67,7 +67,7 @@ impl Place {
         match (&self.server, self.synchronous) {
             (Some(server), _) => Self::on_server(&server.url()).await,
             (None, synchronous) => {
-                let beside = self._file.as_ref().and_then(|file| file.path().parent()).and_then(Path::to_str);
+                let beside = self.directory.as_ref().and_then(|own| own.path().parent()).and_then(Path::to_str);
                 Self::embedded(beside, synchronous.expect("only SQLite has no server")).await
             }
         }
@@ -105,14 +105,14 @@ impl Place {
         options: Options,
         server: Option<Options>,
         name: String,
-        file: Option<TempDir>,
+        directory: Option<TempDir>,
         synchronous: Option<&'static str>,
     ) -> Self {
         let mut bare = options.connect().await;
         let settings = synchronous.map_or(String::new(), |synchronous| format!(" synchronous {synchronous}"));
         let title = format!("{}{settings}", bare.version().await);
         bare.create_table().await;
-        let place = Self { title, options, server, name, synchronous, _file: file };
+        let place = Self { title, options, server, name, synchronous, directory };
         place.locks().migrate().await.expect("migrate");
         place
     }

@@ -42,7 +42,7 @@ pub(crate) struct RedisClient {
     release: String,
 }
 
-/// Receives the first line of the reply to a command.
+/// Receives the reply to a command.
 type Answer = oneshot::Sender<String>;
 
 impl Redis {
@@ -93,7 +93,7 @@ impl RedisClient {
         assert_eq!(self.ask(&["EVALSHA", &self.release, "1", name, owner]).await, ":1", "the holder releases");
     }
 
-    /// Sends a command and returns the first line of its reply, or the text of a reply that is one.
+    /// Sends a command and returns its reply: a text, or the line of any other kind.
     async fn ask(&self, words: &[&str]) -> String {
         let mut command = format!("*{}\r\n", words.len());
         for word in words {
