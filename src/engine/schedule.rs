@@ -9,7 +9,6 @@ use super::holding::{Holding, HoldingState};
 use super::name::{NameState, Needs};
 use crate::clock::Moment;
 use crate::name::LockName;
-use crate::protocol::timing::HEARTBEAT_INTERVAL;
 
 /// The lower and upper bound of the time that the answer to a heartbeat may take.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
@@ -49,7 +48,7 @@ impl Engine {
     /// Returns how long the answer to a heartbeat may take: a third of the shortest TTL. The first
     /// third passes before the beat is sent, and the last must suffice for another beat.
     pub(crate) fn heartbeat_timeout(&self) -> Duration {
-        (self.shortest().unwrap_or(HEARTBEAT_INTERVAL) / 3).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+        self.shortest().map_or(LONGEST_TIMEOUT, |ttl| (ttl / 3).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT))
     }
 
     /// Returns the shortest TTL that the heartbeat renews. `None`: no heartbeat is needed.

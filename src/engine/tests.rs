@@ -601,6 +601,7 @@ fn heartbeat_timeout_follows_the_shortest_ttl() {
     let mut fixture = EngineFixture::new();
     let token = token(5);
     let seconds = Duration::from_secs;
+    assert_eq!(fixture.engine.heartbeat_timeout(), LONGEST_TIMEOUT, "without a lease");
     for (waiter, name, ttl, timeout) in [
         (1, "a", seconds(60), LONGEST_TIMEOUT),
         (2, "b", seconds(10), seconds(10) / 3),

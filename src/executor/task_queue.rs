@@ -26,6 +26,8 @@ pub(super) struct TaskQueue {
     spare: Notify,
     /// Changes when the workers' connections may be dead or lead to a former primary.
     pub(super) suspicion: watch::Sender<Suspicion>,
+    /// How long the last connection of the workers took to be opened.
+    pub(super) opened_in: watch::Sender<Duration>,
 }
 
 /// The suspicion that connections are dead or lead to a former primary, after another connection of

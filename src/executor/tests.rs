@@ -244,6 +244,23 @@ async fn connection_older_than_the_heartbeats_is_not_used() {
     assert!(list(&executor).await.is_empty(), "the former primary was asked");
 }
 
+#[tokio::test(start_paused = true)]
+async fn connection_that_takes_long_is_opened_before_the_first_heartbeat() {
+    for (opening, connections) in [(Duration::ZERO, 1), (Duration::from_secs(1), 2)] {
+        let servers = Servers::new();
+        let executor = start(&servers);
+        servers.work.forget_permits(1);
+        let connected = submit(&executor, Connect);
+        servers.opens.notified().await;
+        tokio::time::advance(opening).await;
+        servers.work.add_permits(1);
+        answered(connected).await;
+        tokio::time::advance(Duration::from_secs(60)).await;
+        list(&executor).await;
+        assert_eq!(executor.open_connections(), connections, "{opening:?}");
+    }
+}
+
 /// A lease with a short TTL is granted while a heartbeat is in flight.
 #[tokio::test(start_paused = true)]
 async fn heartbeat_sent_again_has_the_current_limit() {

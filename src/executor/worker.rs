@@ -18,6 +18,10 @@ use crate::panics;
 use crate::protocol::timing::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::protocol::{Batch, Notification};
 
+/// A connection that takes longer to be opened is opened before the first heartbeat, for which it
+/// could be late: a lease lasts for one second at least.
+const SLOW_OPENING: Duration = Duration::from_millis(200);
+
 /// How long an operation is repeated after conflicts with other transactions.
 const CONFLICT_TOLERANCE: Duration = Duration::from_secs(10);
 
@@ -46,6 +50,8 @@ pub(super) struct Worker {
     /// The queue of the workers whose connections become suspect when the heartbeat connection is
     /// lost.
     suspects: Option<Arc<TaskQueue>>,
+    /// How long the last connection of the workers of `suspects` took to be opened.
+    opened_in: Option<watch::Receiver<Duration>>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
     /// The least time limit for opening a connection. It doubles after each attempt that reached
@@ -74,6 +80,7 @@ impl Worker {
             suspicion,
             heartbeat_timeout: None,
             suspects: None,
+            opened_in: None,
             backoff: reconnecting(),
             connect_timeout: Duration::ZERO,
         }
@@ -92,11 +99,13 @@ impl Worker {
             sink: Some(sink),
             heartbeat_timeout: Some(heartbeat_timeout),
             suspects: Some(Arc::clone(suspects)),
+            opened_in: Some(suspects.opened_in.subscribe()),
             ..self
         }
     }
 
-    /// Returns the next task. Meanwhile passes notifications on and gives up a suspect connection.
+    /// Returns the next task. Meanwhile passes notifications on, gives up a suspect connection, and
+    /// opens a connection for heartbeats if that takes long.
     async fn next(&mut self) -> Option<Box<dyn Pending>> {
         loop {
             let has_connection = self.connection.is_some();
@@ -113,6 +122,12 @@ impl Worker {
                     _ => self.is_listener_lost = true,
                 },
                 _ = suspected(&mut self.suspicion), if has_connection => self.connection = None,
+                opened_in = changed(self.opened_in.as_mut()), if !has_connection => {
+                    if opened_in > SLOW_OPENING {
+                        // A failure is left to the next heartbeat, which tries again.
+                        let _ = self.open(CONNECT_TIMEOUT.min(2 * opened_in)).await;
+                    }
+                }
             }
         }
     }
@@ -196,41 +211,8 @@ impl Worker {
     /// Sends an operation once.
     async fn attempt(&mut self, task: &mut dyn Pending) -> Result<(), RequestError> {
         if self.connection.is_none() {
-            let within = CONNECT_TIMEOUT.min(self.answer_timeout(task).max(self.connect_timeout));
-            let connecting = async {
-                loop {
-                    self.suspicion.mark_unchanged();
-                    let connected = match &self.sink {
-                        Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()).await,
-                        None => self.backend.connect().await,
-                    };
-                    // A suspicion in the meantime concerns the new connection as well.
-                    if connected.is_err() || !self.suspicion.has_changed().unwrap_or(false) {
-                        return connected;
-                    }
-                }
-            };
-            let store = match timeout(within, panics::caught_in(connecting)).await {
-                Ok(Ok(connected)) => connected.map_err(|error| RequestError::Unconnected(Some(error)))?,
-                Ok(Err(panic)) => return Err(RequestError::Panic(panic)),
-                Err(_) => {
-                    self.connect_timeout = within * 2;
-                    return Err(RequestError::Unconnected(None));
-                }
-            };
-            (self.backoff, self.connect_timeout) = (reconnecting(), Duration::ZERO);
-            self.queue.record_answer();
-            self.connection = Some(Connection { store, _open: self.queue.count_open() });
-            self.is_listener_lost = false;
-            if std::mem::take(&mut self.has_lost) {
-                if let Some(suspects) = &self.suspects {
-                    // A connection that was opened in the meantime may lead to another server.
-                    self.suspect(suspects, ANSWER_TIMEOUT);
-                }
-                self.publisher.publish(&Event::Reconnected);
-                // A subscriber of the application that panics does not end the worker.
-                let _ = panics::caught(|| tracing::info!("reconnected to the database"));
-            }
+            let within = self.answer_timeout(task).max(self.connect_timeout);
+            self.open(CONNECT_TIMEOUT.min(within)).await?;
         }
         let within = self.answer_timeout(task);
         let Some(connection) = &mut self.connection else {
@@ -240,6 +222,47 @@ impl Worker {
         task.attempts().sent_at = self.backend.clock().now();
         let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
         answered(within, suspicion, heartbeat_timeout, task.send(&mut *connection.store)).await
+    }
+
+    /// Opens a connection within this time.
+    async fn open(&mut self, within: Duration) -> Result<(), RequestError> {
+        let since = Instant::now();
+        let connecting = async {
+            loop {
+                self.suspicion.mark_unchanged();
+                let connected = match &self.sink {
+                    Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()).await,
+                    None => self.backend.connect().await,
+                };
+                // A suspicion in the meantime concerns the new connection as well.
+                if connected.is_err() || !self.suspicion.has_changed().unwrap_or(false) {
+                    return connected;
+                }
+            }
+        };
+        let store = match timeout(within, panics::caught_in(connecting)).await {
+            Ok(Ok(connected)) => connected.map_err(|error| RequestError::Unconnected(Some(error)))?,
+            Ok(Err(panic)) => return Err(RequestError::Panic(panic)),
+            Err(_) => {
+                self.connect_timeout = within * 2;
+                return Err(RequestError::Unconnected(None));
+            }
+        };
+        (self.backoff, self.connect_timeout) = (reconnecting(), Duration::ZERO);
+        self.queue.opened_in.send_replace(since.elapsed());
+        self.queue.record_answer();
+        self.connection = Some(Connection { store, _open: self.queue.count_open() });
+        self.is_listener_lost = false;
+        if std::mem::take(&mut self.has_lost) {
+            if let Some(suspects) = &self.suspects {
+                // A connection that was opened in the meantime may lead to another server.
+                self.suspect(suspects, ANSWER_TIMEOUT);
+            }
+            self.publisher.publish(&Event::Reconnected);
+            // A subscriber of the application that panics does not end the worker.
+            let _ = panics::caught(|| tracing::info!("reconnected to the database"));
+        }
+        Ok(())
     }
 
     /// Returns how long the answer to an operation may take. A heartbeat that is sent again has the
@@ -348,7 +371,7 @@ async fn answered<T>(
             tokio::select! {
                 () = sleep_until(sent_at + within) => return within,
                 limit = suspected(&mut suspicion) => within = within.min(limit),
-                limit = changed(&mut heartbeat_timeout) => within = within.min(limit),
+                limit = changed(heartbeat_timeout.as_deref_mut()) => within = within.min(limit),
             }
         }
     };
@@ -372,12 +395,12 @@ async fn suspected(suspicion: &mut watch::Receiver<Suspicion>) -> Duration {
     }
 }
 
-/// Waits until the time for an answer changes, and returns it.
-async fn changed(heartbeat_timeout: &mut Option<&mut watch::Receiver<Duration>>) -> Duration {
-    if let Some(heartbeat_timeout) = heartbeat_timeout
-        && heartbeat_timeout.changed().await.is_ok()
+/// Waits until a duration changes, and returns it.
+async fn changed(duration: Option<&mut watch::Receiver<Duration>>) -> Duration {
+    if let Some(duration) = duration
+        && duration.changed().await.is_ok()
     {
-        return *heartbeat_timeout.borrow_and_update();
+        return *duration.borrow_and_update();
     }
     std::future::pending().await
 }

@@ -30,6 +30,11 @@
 //!   server, heartbeats wait, and after the TTL all leases of the client are lost. PgBouncer has a
 //!   pool for each user and database: give sqlock [a user of its own](super::faq), or connect past
 //!   the pooler.
+//! - **A network that is slow for the TTL.** Before the first renewal counts, a client acquires the
+//!   lease, registers itself and looks the lease up: eight round trips to the database with new
+//!   connections. Use a TTL of ten round trips or more; one of two seconds suffices where the database
+//!   answers in 200 milliseconds. A lost connection takes four round trips or more to be replaced: to
+//!   outlive that, use twice as much.
 //! - **Jumps of the database host's clock.** A jump forwards ends a lease without renewal
 //!   ([`renew(false)`](crate::LeaseRequest::renew), `sqlock acquire`, [an
 //!   export](crate::Lease::export)) early, by the length of the jump. It ends a renewed lease if it

@@ -108,15 +108,18 @@ macro_rules! option_setters {
         impl $request {
             /// Sets how long the lease outlives the last heartbeat: the longest time for which a
             /// crashed holder blocks others. 30 seconds by default; between 1 second and 24 hours
-            /// unless the [builder](crate::LocksBuilder::ttl_range) says otherwise.
+            /// unless the [builder](crate::LocksBuilder::ttl_range) says otherwise. A TTL shorter than
+            /// ten round trips to the database may be lost without a fault.
             pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
                 self.options_mut().ttl = ttl;
                 self
             }
 
             /// Limits the wait; at the limit, the acquisition fails with
-            /// [`Error::Timeout`](crate::Error::Timeout). Zero tries once. Without a limit, the
-            /// acquisition waits for as long as it takes. A `try_acquire` never waits.
+            /// [`Error::Timeout`](crate::Error::Timeout), or, if the limit is 100 milliseconds or
+            /// more and the database has not answered yet, with
+            /// [`Error::Unavailable`](crate::Error::Unavailable). Zero tries once. Without a limit,
+            /// the acquisition waits for as long as it takes. A `try_acquire` never waits.
             pub fn wait(mut self, at_most: std::time::Duration) -> Self {
                 self.options_mut().wait = Some(at_most);
                 self

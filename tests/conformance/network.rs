@@ -258,6 +258,24 @@ pub(crate) async fn registered(lease: &Lease) {
     }
 }
 
+/// The first heartbeat needs a connection, which takes four round trips or more to be opened.
+#[tokio::test]
+async fn lease_lasts_ten_round_trips() {
+    if DATABASE == Database::Sqlite {
+        return; // It has no network.
+    }
+    const ROUND_TRIP: Duration = Duration::from_millis(500);
+    let db = fresh().await;
+    let (proxy, url) = behind_a_proxy(&db.url);
+    proxy.delay_replies(ROUND_TRIP);
+    let locks = soon("a client", Locks::connect(&url)).await.expect("connect");
+    let ttl = 10 * ROUND_TRIP;
+    let lease = soon("the lease", locks.lease("a").ttl(ttl).acquire()).await.expect("acquire");
+    let lost = timeout(ttl + ttl / 2, lease.lost()).await;
+    assert!(lost.is_err(), "the lease was lost: {lost:?}");
+    lease.release().await.expect("the lease was held to the end");
+}
+
 /// The lease ends before the time for connecting to the silent server, four seconds, is over.
 #[tokio::test]
 async fn short_lease_survives_silence_of_one_server() {
