@@ -115,6 +115,7 @@ impl Executor {
     /// batch.
     pub(crate) fn submit_request(&self, body: Arc<Request>, request: RequestId, receiver: Arc<dyn Receiver>) {
         self.work.push(Box::new(Task::of_engine(body, request, ANSWER_TIMEOUT, self.clock(), receiver)));
+        self.work.record_request();
     }
 
     /// Sends an operation before the queued operations, and passes its answer to `reply`. An

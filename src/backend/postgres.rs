@@ -32,7 +32,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
-use self::listener::{Listener, StoreConnection, may_refuse_settings};
+use self::listener::{StoreConnection, Upgrade, may_refuse_settings};
 use self::settings::{Settings, started_at};
 use super::connect_options::OptionsSource;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
@@ -70,9 +70,6 @@ pub(crate) struct PostgresBackend {
     accepts_settings: AtomicBool,
     /// `false`: a connection was found to share its session.
     can_listen: Arc<AtomicBool>,
-    /// The last attempt to connect a listener has failed, and a plain connection has not been tried
-    /// since.
-    has_listener_failed: AtomicBool,
     /// Whether the last connection is likely to use TLS. Only speed depends on it.
     is_encrypted: AtomicBool,
 }
@@ -88,8 +85,7 @@ impl PostgresBackend {
 
     fn with_options(options: OptionsSource<Postgres>) -> Self {
         let (accepts_settings, can_listen) = (AtomicBool::new(true), Arc::new(AtomicBool::new(true)));
-        let (has_listener_failed, is_encrypted) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { options, synchronous: false, accepts_settings, can_listen, has_listener_failed, is_encrypted }
+        Self { options, synchronous: false, accepts_settings, can_listen, is_encrypted: AtomicBool::new(false) }
     }
 
     /// Returns the options of the connections of this crate.
@@ -108,41 +104,14 @@ impl PostgresBackend {
             }
             connected => connected?,
         };
-        let settings = self.read_settings(&mut conn).await?;
-        Ok(PostgresStore { connection: StoreConnection::Plain(conn), settings })
-    }
-
-    /// Opens a connection that can listen, unless a pooler refuses it.
-    async fn open_for_heartbeats(&self, is_waiting: IsWaiting) -> Result<PostgresStore, sqlx::Error> {
-        if !self.can_notify() {
-            return self.open().await;
-        }
-        // A listener hides why it cannot connect. After a failure, a plain connection finds out.
-        if self.has_listener_failed.load(Ordering::Relaxed) {
-            self.open().await?.connection.close().await?;
-            self.has_listener_failed.store(false, Ordering::Relaxed);
-        } else {
-            // This future is dropped if it takes too long.
-            self.has_listener_failed.store(true, Ordering::Relaxed);
-        }
-        let can_listen = Arc::clone(&self.can_listen);
-        let Some(mut listener) = Listener::connect(self.own_options(), can_listen, is_waiting).await? else {
-            return self.open().await;
-        };
-        let settings = self.read_settings(listener.connection().await?).await?;
-        self.has_listener_failed.store(false, Ordering::Relaxed);
-        Ok(PostgresStore { connection: StoreConnection::Listener(listener), settings })
-    }
-
-    async fn read_settings(&self, conn: &mut PgConnection) -> Result<Settings, sqlx::Error> {
-        let settings = Settings::read(conn, &self.address(), self.synchronous).await?;
+        let settings = Settings::read(&mut conn, &self.address(), self.synchronous).await?;
         let is_encrypted = match self.options.current().get_ssl_mode() {
             PgSslMode::Disable | PgSslMode::Allow => false,
             PgSslMode::Prefer => settings.server_has_tls,
             PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => true,
         };
         self.is_encrypted.store(is_encrypted, Ordering::Relaxed);
-        Ok(settings)
+        Ok(PostgresStore { connection: StoreConnection::Plain(conn), settings, upgrade: None })
     }
 }
 
@@ -171,7 +140,12 @@ impl Backend for PostgresBackend {
     }
 
     fn connect_for_heartbeats(&self, is_waiting: IsWaiting) -> StoreFuture<'_, Box<dyn Store>> {
-        Box::pin(async move { Ok(Box::new(self.open_for_heartbeats(is_waiting).await?) as Box<dyn Store>) })
+        Box::pin(async move {
+            let store = self.open().await?;
+            let (options, can_listen) = (self.own_options(), Arc::clone(&self.can_listen));
+            let upgrade = Some(Upgrade { options, can_listen, is_waiting, client: None });
+            Ok(Box::new(PostgresStore { upgrade, ..store }) as Box<dyn Store>)
+        })
     }
 
     fn max_connections_used(&self) -> usize {
@@ -209,6 +183,8 @@ impl Backend for PostgresBackend {
 struct PostgresStore {
     connection: StoreConnection,
     settings: Settings,
+    /// `Some` on a connection for heartbeats.
+    upgrade: Option<Upgrade>,
 }
 
 impl PostgresStore {
@@ -253,10 +229,10 @@ impl LeaseStore for PostgresStore {
     fn execute<'a>(&'a mut self, request: &'a Request) -> StoreFuture<'a, Response> {
         Box::pin(async move {
             let response = store::execute(&mut self.store().await?, request).await?;
-            if let (StoreConnection::Listener(listener), Request::Register { client } | Request::Beat { client }) =
-                (&mut self.connection, request)
+            if let (Some(upgrade), Request::Register { client } | Request::Beat { client }) =
+                (&mut self.upgrade, request)
             {
-                listener.client = Some(*client);
+                upgrade.client = Some(*client);
             }
             Ok(response)
         })
@@ -266,8 +242,15 @@ impl LeaseStore for PostgresStore {
         Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
     }
 
+    fn settle(&mut self) -> StoreFuture<'_, ()> {
+        Box::pin(self.connection.finish_replacement())
+    }
+
     fn notified(&mut self) -> StoreFuture<'_, Notification> {
-        Box::pin(self.connection.notified())
+        match &self.upgrade {
+            Some(upgrade) => Box::pin(self.connection.notified(upgrade)),
+            None => Box::pin(std::future::pending()),
+        }
     }
 }
 

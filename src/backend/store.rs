@@ -39,6 +39,15 @@ pub(crate) trait LeaseStore: Send {
         Box::pin(async { Ok(Vec::new()) })
     }
 
+    /// Waits until the connection can carry out a request at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// The next call goes on.
+    fn settle(&mut self) -> StoreFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Waits until another client may have granted a name to this one. An error means that the
     /// connection is lost.
     ///

@@ -1,6 +1,7 @@
 //! The operations that wait for a connection, and the counts of their workers.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,10 @@ pub(super) enum Gathered {
     Several(Batch, Vec<Box<dyn Pending>>),
 }
 
+/// A connection that takes longer to be opened is opened before the first heartbeat is due: a lease
+/// lasts for one second at least.
+const SLOW_OPENING: Duration = Duration::from_millis(200);
+
 /// The operations that wait for a connection.
 #[derive(Default)]
 pub(super) struct TaskQueue {
@@ -26,8 +31,13 @@ pub(super) struct TaskQueue {
     spare: Notify,
     /// Changes when the workers' connections may be dead or lead to a former primary.
     pub(super) suspicion: watch::Sender<Suspicion>,
-    /// How long the last connection of the workers took to be opened.
-    pub(super) opened_in: watch::Sender<Duration>,
+    /// Whether requests about leases have been submitted.
+    has_requests: AtomicBool,
+    /// Whether the last connection took long to be opened.
+    is_slow: AtomicBool,
+    /// Wakes the worker for heartbeats: a connection that is opened when the first heartbeat is due
+    /// would be late.
+    pub(super) wanted_ahead: Notify,
 }
 
 /// The suspicion that connections are dead or lead to a former primary, after another connection of
@@ -262,6 +272,25 @@ impl TaskQueue {
     /// for which they wait no longer than this.
     pub(super) fn suspect_connections(&self, unanswered_for: Duration) {
         self.suspicion.send_replace(Suspicion { unanswered_for });
+    }
+
+    /// Records a request about leases, which are followed by heartbeats.
+    pub(super) fn record_request(&self) {
+        self.has_requests.store(true, Ordering::SeqCst);
+        self.want_ahead();
+    }
+
+    /// Records that a connection was opened, in this time.
+    pub(super) fn record_opening(&self, opened_in: Duration) {
+        self.record_answer();
+        self.is_slow.store(opened_in > SLOW_OPENING, Ordering::SeqCst);
+        self.want_ahead();
+    }
+
+    fn want_ahead(&self) {
+        if self.is_slow.load(Ordering::SeqCst) && self.has_requests.load(Ordering::SeqCst) {
+            self.wanted_ahead.notify_one();
+        }
     }
 
     /// Records an answer of the database.

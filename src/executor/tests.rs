@@ -244,21 +244,59 @@ async fn connection_older_than_the_heartbeats_is_not_used() {
     assert!(list(&executor).await.is_empty(), "the former primary was asked");
 }
 
+/// Opens a connection for work in this time.
+async fn open_in(opening: Duration, servers: &Servers, executor: &Executor) {
+    servers.work.forget_permits(1);
+    let connected = submit(executor, Connect);
+    servers.opens.notified().await;
+    tokio::time::advance(opening).await;
+    servers.work.add_permits(1);
+    answered(connected).await;
+}
+
 #[tokio::test(start_paused = true)]
-async fn connection_that_takes_long_is_opened_before_the_first_heartbeat() {
-    for (opening, connections) in [(Duration::ZERO, 1), (Duration::from_secs(1), 2)] {
+async fn slow_connection_for_heartbeats_is_opened_with_the_first_request() {
+    for (opening, has_requests, connections) in [(0, true, 1), (1, false, 1), (1, true, 2)] {
         let servers = Servers::new();
         let executor = start(&servers);
-        servers.work.forget_permits(1);
-        let connected = submit(&executor, Connect);
-        servers.opens.notified().await;
-        tokio::time::advance(opening).await;
-        servers.work.add_permits(1);
-        answered(connected).await;
+        open_in(Duration::from_secs(opening), &servers, &executor).await;
+        if has_requests {
+            executor.work.record_request();
+        }
         tokio::time::advance(Duration::from_secs(60)).await;
         list(&executor).await;
-        assert_eq!(executor.open_connections(), connections, "{opening:?}");
+        assert_eq!(executor.open_connections(), connections, "{opening} s, {has_requests}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn heartbeat_has_its_limit_while_its_connection_is_opened() {
+    let servers = Servers::new();
+    let executor = start(&servers);
+    servers.heartbeats.forget_permits(1);
+    executor.work.record_request();
+    open_in(Duration::from_secs(2), &servers, &executor).await;
+    servers.opens.notified().await;
+    let (start, limit) = (Instant::now(), Duration::from_millis(250));
+    executor.set_heartbeat_timeout(limit);
+    let beat = submit_heartbeat(&executor, Connect);
+    servers.opens.notified().await;
+    assert!(start.elapsed() <= 2 * limit, "tried again after {:?}", start.elapsed());
+    servers.heartbeats.add_permits(1);
+    answered(beat).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_waits_for_no_connection_that_is_opened_ahead() {
+    let servers = Servers::new();
+    let executor = start(&servers);
+    servers.heartbeats.forget_permits(1);
+    executor.work.record_request();
+    open_in(Duration::from_secs(2), &servers, &executor).await;
+    servers.opens.notified().await;
+    let start = Instant::now();
+    executor.close().await;
+    assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
 /// A lease with a short TTL is granted while a heartbeat is in flight.

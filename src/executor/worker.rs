@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::request_error::RequestError;
 use super::task::{Answers, Pending, reconnecting};
 use super::task_queue::{Gathered, Open, Suspicion, TaskQueue};
-use crate::backend::{Backend, IsWaiting, Store, StoreFuture};
+use crate::backend::{Backend, BoxFuture, IsWaiting, Store, StoreFuture};
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::error::{Error, Fault};
 use crate::events::{Event, Publisher};
@@ -17,10 +17,6 @@ use crate::measure;
 use crate::panics;
 use crate::protocol::timing::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::protocol::{Batch, Notification};
-
-/// A connection that takes longer to be opened is opened before the first heartbeat, for which it
-/// could be late: a lease lasts for one second at least.
-const SLOW_OPENING: Duration = Duration::from_millis(200);
 
 /// How long an operation is repeated after conflicts with other transactions.
 const CONFLICT_TOLERANCE: Duration = Duration::from_secs(10);
@@ -50,8 +46,8 @@ pub(super) struct Worker {
     /// The queue of the workers whose connections become suspect when the heartbeat connection is
     /// lost.
     suspects: Option<Arc<TaskQueue>>,
-    /// How long the last connection of the workers of `suspects` took to be opened.
-    opened_in: Option<watch::Receiver<Duration>>,
+    /// A connection that is opened before a heartbeat is due, and when that began.
+    opening: Option<(Instant, Opening)>,
     /// Grows while no connection can be opened.
     backoff: Backoff,
     /// The least time limit for opening a connection. It doubles after each attempt that reached
@@ -59,9 +55,14 @@ pub(super) struct Worker {
     connect_timeout: Duration,
 }
 
+/// Opens a connection. Returns it with the suspicions that it is free of.
+type Opening = BoxFuture<'static, Result<(Result<Box<dyn Store>, sqlx::Error>, watch::Receiver<Suspicion>), String>>;
+
 /// An open connection.
 struct Connection {
     store: Box<dyn Store>,
+    /// How long it took to be opened.
+    opened_in: Duration,
     _open: Open,
 }
 
@@ -80,7 +81,7 @@ impl Worker {
             suspicion,
             heartbeat_timeout: None,
             suspects: None,
-            opened_in: None,
+            opening: None,
             backoff: reconnecting(),
             connect_timeout: Duration::ZERO,
         }
@@ -99,13 +100,12 @@ impl Worker {
             sink: Some(sink),
             heartbeat_timeout: Some(heartbeat_timeout),
             suspects: Some(Arc::clone(suspects)),
-            opened_in: Some(suspects.opened_in.subscribe()),
             ..self
         }
     }
 
     /// Returns the next task. Meanwhile passes notifications on, gives up a suspect connection, and
-    /// opens a connection for heartbeats if that takes long.
+    /// opens a connection for heartbeats where that takes long.
     async fn next(&mut self) -> Option<Box<dyn Pending>> {
         loop {
             let has_connection = self.connection.is_some();
@@ -122,11 +122,17 @@ impl Worker {
                     _ => self.is_listener_lost = true,
                 },
                 _ = suspected(&mut self.suspicion), if has_connection => self.connection = None,
-                opened_in = changed(self.opened_in.as_mut()), if !has_connection => {
-                    if opened_in > SLOW_OPENING {
-                        // A failure is left to the next heartbeat, which tries again.
-                        let _ = self.open(CONNECT_TIMEOUT.min(2 * opened_in)).await;
+                () = wanted_ahead(self.suspects.as_deref()) => {
+                    if !has_connection && self.opening.is_none() && !self.backend.is_local() {
+                        self.opening = Some((Instant::now(), self.connecting()));
                     }
+                }
+                opened = opened(self.opening.as_mut()) => {
+                    // A failure is left to the next heartbeat, which tries again.
+                    if let Some(opened) = opened && let Some((since, _)) = self.opening.take() {
+                        let _ = self.on_opened(since, opened);
+                    }
+                    self.opening = None;
                 }
             }
         }
@@ -218,40 +224,51 @@ impl Worker {
         let Some(connection) = &mut self.connection else {
             return Err(RequestError::Unconnected(None));
         };
+        // As long as a new connection could take.
+        let settling = CONNECT_TIMEOUT.min(within.max(2 * connection.opened_in));
+        answered(settling, self.suspicion.clone(), None, connection.store.settle()).await?;
         measure::count_statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
         answered(within, suspicion, heartbeat_timeout, task.send(&mut *connection.store)).await
     }
 
-    /// Opens a connection within this time.
+    /// Opens a connection within this time, unless one is being opened already.
     async fn open(&mut self, within: Duration) -> Result<(), RequestError> {
-        let since = Instant::now();
-        let connecting = async {
+        let (since, opening) = self.opening.take().unwrap_or_else(|| (Instant::now(), self.connecting()));
+        let Ok(opened) = timeout(within, opening).await else {
+            self.connect_timeout = within * 2;
+            return Err(RequestError::Unconnected(None));
+        };
+        self.on_opened(since, opened)
+    }
+
+    fn connecting(&self) -> Opening {
+        let (backend, mut suspicion) = (Arc::clone(&self.backend), self.suspicion.clone());
+        let is_waiting = self.sink.as_ref().map(|sink| sink.is_waiting.clone());
+        Box::pin(panics::caught_in(async move {
             loop {
-                self.suspicion.mark_unchanged();
-                let connected = match &self.sink {
-                    Some(sink) => self.backend.connect_for_heartbeats(sink.is_waiting.clone()).await,
-                    None => self.backend.connect().await,
+                suspicion.mark_unchanged();
+                let connected = match &is_waiting {
+                    Some(is_waiting) => backend.connect_for_heartbeats(is_waiting.clone()).await,
+                    None => backend.connect().await,
                 };
                 // A suspicion in the meantime concerns the new connection as well.
-                if connected.is_err() || !self.suspicion.has_changed().unwrap_or(false) {
-                    return connected;
+                if connected.is_err() || !suspicion.has_changed().unwrap_or(false) {
+                    return (connected, suspicion);
                 }
             }
-        };
-        let store = match timeout(within, panics::caught_in(connecting)).await {
-            Ok(Ok(connected)) => connected.map_err(|error| RequestError::Unconnected(Some(error)))?,
-            Ok(Err(panic)) => return Err(RequestError::Panic(panic)),
-            Err(_) => {
-                self.connect_timeout = within * 2;
-                return Err(RequestError::Unconnected(None));
-            }
-        };
+        }))
+    }
+
+    fn on_opened(&mut self, since: Instant, opened: <Opening as Future>::Output) -> Result<(), RequestError> {
+        let (connected, suspicion) = opened.map_err(RequestError::Panic)?;
+        let store = connected.map_err(|error| RequestError::Unconnected(Some(error)))?;
+        let opened_in = since.elapsed();
+        self.suspicion = suspicion;
         (self.backoff, self.connect_timeout) = (reconnecting(), Duration::ZERO);
-        self.queue.opened_in.send_replace(since.elapsed());
-        self.queue.record_answer();
-        self.connection = Some(Connection { store, _open: self.queue.count_open() });
+        self.queue.record_opening(opened_in);
+        self.connection = Some(Connection { store, opened_in, _open: self.queue.count_open() });
         self.is_listener_lost = false;
         if std::mem::take(&mut self.has_lost) {
             if let Some(suspects) = &self.suspects {
@@ -371,7 +388,7 @@ async fn answered<T>(
             tokio::select! {
                 () = sleep_until(sent_at + within) => return within,
                 limit = suspected(&mut suspicion) => within = within.min(limit),
-                limit = changed(heartbeat_timeout.as_deref_mut()) => within = within.min(limit),
+                limit = changed(&mut heartbeat_timeout) => within = within.min(limit),
             }
         }
     };
@@ -386,6 +403,23 @@ async fn answered<T>(
     }
 }
 
+/// Waits until a connection for heartbeats is wanted before one is due: other connections take long
+/// to be opened.
+async fn wanted_ahead(work: Option<&TaskQueue>) {
+    match work {
+        Some(work) => work.wanted_ahead.notified().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for a connection that is being opened. `None`: it takes too long.
+async fn opened(opening: Option<&mut (Instant, Opening)>) -> Option<<Opening as Future>::Output> {
+    match opening {
+        Some((since, opening)) => timeout_at(*since + CONNECT_TIMEOUT, opening).await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
 /// Waits until the connection is suspect. Returns the time that the lost connection had for an
 /// answer.
 async fn suspected(suspicion: &mut watch::Receiver<Suspicion>) -> Duration {
@@ -395,12 +429,12 @@ async fn suspected(suspicion: &mut watch::Receiver<Suspicion>) -> Duration {
     }
 }
 
-/// Waits until a duration changes, and returns it.
-async fn changed(duration: Option<&mut watch::Receiver<Duration>>) -> Duration {
-    if let Some(duration) = duration
-        && duration.changed().await.is_ok()
+/// Waits until the time for an answer changes, and returns it.
+async fn changed(heartbeat_timeout: &mut Option<&mut watch::Receiver<Duration>>) -> Duration {
+    if let Some(heartbeat_timeout) = heartbeat_timeout
+        && heartbeat_timeout.changed().await.is_ok()
     {
-        return *duration.borrow_and_update();
+        return *heartbeat_timeout.borrow_and_update();
     }
     std::future::pending().await
 }

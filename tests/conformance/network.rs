@@ -295,6 +295,27 @@ async fn short_lease_survives_silence_of_one_server() {
     lease.release().await.expect("the lease was held to the end");
 }
 
+/// A server that refuses connections takes none of the time of the next one.
+#[tokio::test]
+async fn short_lease_survives_refusal_by_two_of_three_servers() {
+    if DATABASE == Database::Sqlite {
+        return; // It has no servers.
+    }
+    let db = fresh().await;
+    let (mut proxies, mut urls) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let (proxy, url) = behind_a_proxy(&db.url);
+        proxies.push(proxy);
+        urls.push(url);
+    }
+    let locks = soon("a client", Locks::connect(&urls.join(","))).await.expect("connect");
+    let lease = locks.lease("a").ttl(Duration::from_secs(3)).acquire().await.expect("acquire");
+    registered(&lease).await;
+    proxies[..2].iter().for_each(Proxy::refuse);
+    registered(&lease).await;
+    lease.release().await.expect("the lease was held to the end");
+}
+
 /// As [`behind_a_proxy`], without TLS, so that the proxy can read the bytes.
 pub(crate) fn behind_a_reading_proxy(url: &str) -> (Proxy, String) {
     let (proxy, url) = behind_a_proxy(url);

@@ -89,12 +89,15 @@ async fn client_listens_after(refuse: &str, allow: &str) {
     let (_, host) = address.rsplit_once('@').expect("a URL names a user");
     let db = fresh_on(&format!("postgres://{database}@{host}/{database}?{query}")).await;
     let locks = db.locks().await;
-    let pool = connect(&db.url, 1).await;
-    let theirs = db.locks().await.lease("b").acquire().await.expect("acquire");
+    let pool = connect(&db.url, 2).await;
+    let mut stranger = pool.begin().await.expect("begin");
+    sqlx::raw_sql("LOCK TABLE sqlock_client IN EXCLUSIVE MODE").execute(&mut *stranger).await.expect("lock");
     let lease = locks.lease("a").acquire().await.expect("acquire");
-    registered(&lease).await;
+    const BEATS: &str =
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'sqlock_client'::regclass AND NOT granted)";
+    until_query("a heartbeat that waits", &pool, BEATS).await;
     run(refuse.replace("{}", &database)).await;
-    run(format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")).await;
+    stranger.rollback().await.expect("rollback");
     let refused = async {
         while locks.health().unavailable.is_none() {
             sleep(Duration::from_millis(20)).await;
@@ -102,6 +105,8 @@ async fn client_listens_after(refuse: &str, allow: &str) {
     };
     soon("a refused connection", refused).await;
     run(allow.replace("{}", &database)).await;
+    let rival = db.locks().await;
+    let theirs = soon("the lease", rival.lease("b").acquire()).await.expect("acquire");
     let waits = tokio::spawn(locks.lease("b").acquire());
     until_query("a client that listens", &pool, LISTENS).await;
     theirs.release().await.expect("release");
@@ -111,8 +116,7 @@ async fn client_listens_after(refuse: &str, allow: &str) {
     run(format!("DROP ROLE {database}")).await;
 }
 
-/// A connection that listens takes longer to open than a heartbeat may take, and the lease is renewed
-/// meanwhile.
+/// Heartbeats interrupt the statements before the client listens, and the lease is renewed meanwhile.
 #[tokio::test]
 async fn client_listens_over_a_slow_network() {
     let db = fresh().await;

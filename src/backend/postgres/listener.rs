@@ -4,16 +4,24 @@
 //! would stay with a session of other clients. So a connection listens only if its session has a
 //! setting that only the startup packet of this connection can have made. Every heartbeat checks
 //! that setting before it marks the client as listening.
+//!
+//! The first connection is plain, because a listener hides why it cannot connect. No heartbeat can
+//! be sent while the listener replaces the plain connection, so this takes as few round trips as
+//! possible, and does not count as time of the next heartbeat. Then each step until the client
+//! listens is one round trip: on a slow network, the next heartbeat interrupts a longer one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{Acquire as _, AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Row as _};
+use sqlx::{
+    Acquire as _, AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool, Row as _,
+};
 use uuid::Uuid;
 
-use crate::backend::IsWaiting;
+use super::settings::started_at;
+use crate::backend::{BoxFuture, IsWaiting};
 use crate::name::LockName;
 use crate::protocol::timing::CONNECT_TIMEOUT;
 use crate::protocol::{ClientId, Granted, Notification};
@@ -27,26 +35,45 @@ macro_rules! mark {
 }
 pub(super) use mark;
 
-/// A connection for statements.
+/// A connection. The heartbeat's connection may begin to listen.
 pub(super) enum StoreConnection {
     Plain(PgConnection),
+    /// A connection that can listen is about to replace the plain one.
+    Upgrading(BoxFuture<'static, Result<Self, sqlx::Error>>),
     Listener(Listener),
     /// The connection is closed or lost.
     Lost,
 }
 
-/// A connection that can listen for the grants of a client.
+/// The state that a connection needs to begin to listen.
+#[derive(Clone)]
+pub(super) struct Upgrade {
+    pub(super) options: PgConnectOptions,
+    /// `false`: a session was found to be shared.
+    pub(super) can_listen: Arc<AtomicBool>,
+    pub(super) is_waiting: IsWaiting,
+    /// The client whose heartbeat was answered.
+    pub(super) client: Option<ClientId>,
+}
+
+/// A connection that can listen.
 pub(super) struct Listener {
     listener: PgListener,
     /// The listener keeps its connection in a pool of one.
     pool: PgPool,
     mark: String,
-    /// The client whose heartbeat was answered.
-    pub(super) client: Option<ClientId>,
-    is_waiting: IsWaiting,
-    /// `false`: a session was found to be shared.
-    can_listen: Arc<AtomicBool>,
-    is_listening: bool,
+    state: ListenerState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ListenerState {
+    /// Nothing is known about the session yet.
+    Connected,
+    /// The session is this connection's own.
+    Marked,
+    Listening,
+    /// The session may be shared, and must not listen.
+    Shared,
 }
 
 impl StoreConnection {
@@ -57,30 +84,72 @@ impl StoreConnection {
 
     /// Returns the connection and the mark of its session, if it listens.
     pub(super) async fn connection_and_mark(&mut self) -> Result<(&mut PgConnection, Option<&str>), sqlx::Error> {
+        self.finish_replacement().await?;
         match self {
             Self::Plain(connection) => Ok((connection, None)),
-            Self::Listener(Listener { listener, mark, is_listening, .. }) => {
-                Ok((listener.acquire().await?, is_listening.then_some(mark)))
+            Self::Listener(Listener { listener, mark, state, .. }) => {
+                let mark = (*state == ListenerState::Listening).then_some(mark.as_str());
+                Ok((listener.acquire().await?, mark))
             }
-            Self::Lost => Err(lost_connection()),
+            Self::Upgrading(_) | Self::Lost => Err(lost_connection()),
         }
     }
 
-    /// Waits for the next grant. A connection that can listen does so after its first answered
-    /// heartbeat, once the client waits for a name.
+    /// Waits for the next grant. A plain connection is replaced after its first answered heartbeat,
+    /// and the new one listens when the client waits for a name.
     ///
-    /// If the future is dropped meanwhile, the next call begins to listen anew.
-    pub(super) async fn notified(&mut self) -> Result<Notification, sqlx::Error> {
-        let Self::Listener(listener) = self else {
-            return std::future::pending().await;
-        };
-        let notified = listener.notified().await;
+    /// If the future is dropped meanwhile, the next statement waits until the plain connection is
+    /// replaced, and the next call goes on with the step that was interrupted.
+    pub(super) async fn notified(&mut self, upgrade: &Upgrade) -> Result<Notification, sqlx::Error> {
+        let notified = self.next_notification(upgrade).await;
         if notified.is_err() {
             // A listener would open another connection, on which the heartbeat would not notice the
             // interruption.
             *self = Self::Lost;
         }
         notified
+    }
+
+    async fn next_notification(&mut self, upgrade: &Upgrade) -> Result<Notification, sqlx::Error> {
+        let Some(client) = upgrade.client else {
+            return std::future::pending().await;
+        };
+        if let Self::Plain(plain) = self
+            && upgrade.can_listen.load(Ordering::Relaxed)
+        {
+            let server = started_at(plain).await?;
+            if let Self::Plain(plain) = std::mem::replace(self, Self::Lost) {
+                *self = Self::Upgrading(Box::pin(upgrade.clone().replace(plain, server)));
+            }
+        }
+        self.finish_replacement().await?;
+        let Self::Listener(listener) = self else {
+            return std::future::pending().await;
+        };
+        if matches!(listener.state, ListenerState::Connected | ListenerState::Marked) {
+            // A notification wakes each session of the database that listens, for any channel, so a
+            // client that has never waited does not listen.
+            if upgrade.is_waiting.clone().wait_for(|is_waiting| *is_waiting).await.is_err() {
+                return std::future::pending().await;
+            }
+            listener.listen(client).await?;
+        }
+        if listener.state == ListenerState::Shared {
+            upgrade.can_listen.store(false, Ordering::Relaxed);
+            return std::future::pending().await;
+        }
+        let notification = listener.listener.try_recv().await?.ok_or_else(lost_connection)?;
+        Ok(parsed(notification.payload()).unwrap_or(Notification::AnyName))
+    }
+
+    /// Waits until the connection that can listen has replaced the plain one.
+    pub(super) async fn finish_replacement(&mut self) -> Result<(), sqlx::Error> {
+        if let Self::Upgrading(upgrade) = self {
+            let upgraded = upgrade.await;
+            *self = Self::Lost;
+            *self = upgraded?;
+        }
+        Ok(())
     }
 
     pub(super) async fn close(self) -> Result<(), sqlx::Error> {
@@ -91,8 +160,27 @@ impl StoreConnection {
                 pool.close().await;
                 Ok(())
             }
-            Self::Lost => Ok(()),
+            Self::Upgrading(_) | Self::Lost => Ok(()),
         }
+    }
+}
+
+impl Upgrade {
+    /// Replaces a plain connection by one that can listen. Closes the plain connection first, and
+    /// fails if the new one does not reach the server that was started at `server`.
+    async fn replace(self, plain: PgConnection, server: i64) -> Result<StoreConnection, sqlx::Error> {
+        plain.close().await?;
+        let mut replacement = match Listener::connect(&self.options).await? {
+            Some(listener) => StoreConnection::Listener(listener),
+            None => {
+                self.can_listen.store(false, Ordering::Relaxed);
+                StoreConnection::Plain(self.options.connect().await?)
+            }
+        };
+        if started_at(replacement.connection().await?).await? != server {
+            return Err(lost_connection());
+        }
+        Ok(replacement)
     }
 }
 
@@ -103,11 +191,7 @@ UPDATE sqlock_client SET listens = true WHERE id = $1 AND ", mark!(), " = $2");
 
 impl Listener {
     /// Opens a connection that can listen. `None`: a pooler refuses it.
-    pub(super) async fn connect(
-        options: PgConnectOptions,
-        can_listen: Arc<AtomicBool>,
-        is_waiting: IsWaiting,
-    ) -> Result<Option<Self>, sqlx::Error> {
+    async fn connect(options: &PgConnectOptions) -> Result<Option<Self>, sqlx::Error> {
         let mark = Uuid::new_v4().simple().to_string();
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -115,53 +199,30 @@ impl Listener {
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
-            .connect_lazy_with(options.options([("sqlock.session", &mark)]));
+            .connect_lazy_with(options.clone().options([("sqlock.session", &mark)]));
         let mut listener = match PgListener::connect_with(&pool).await {
             // A pooler refuses a setting in the startup packet.
-            Err(sqlx::Error::Database(error)) if may_refuse_settings(&*error) => {
-                can_listen.store(false, Ordering::Relaxed);
-                return Ok(None);
-            }
+            Err(sqlx::Error::Database(error)) if may_refuse_settings(&*error) => return Ok(None),
             other => other?,
         };
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
-        Ok(Some(Self { listener, pool, mark, client: None, is_waiting, can_listen, is_listening: false }))
-    }
-
-    pub(super) async fn connection(&mut self) -> Result<&mut PgConnection, sqlx::Error> {
-        self.listener.acquire().await
-    }
-
-    async fn notified(&mut self) -> Result<Notification, sqlx::Error> {
-        if !self.is_listening {
-            let Some(client) = self.client else {
-                return std::future::pending().await;
-            };
-            // A notification wakes each session of the database that listens, for any channel, so a
-            // client that has never waited does not listen.
-            let is_closed = self.is_waiting.wait_for(|is_waiting| *is_waiting).await.is_err();
-            if is_closed || !self.can_listen.load(Ordering::Relaxed) {
-                return std::future::pending().await;
-            }
-            self.listen(client).await?;
-        }
-        let notification = self.listener.try_recv().await?.ok_or_else(lost_connection)?;
-        Ok(parsed(notification.payload()).unwrap_or(Notification::AnyName))
+        Ok(Some(Self { listener, pool, mark, state: ListenerState::Connected }))
     }
 
     /// Begins to listen for the grants of a client, unless the session may be shared.
     async fn listen(&mut self, client: ClientId) -> Result<(), sqlx::Error> {
-        // One round trip, without a prepared statement: the next heartbeat interrupts several ones, on
-        // a slow network again and again.
-        let is_marked = format!(concat!("coalesce(", mark!(), " = '{}', false)"), self.mark);
-        let listen =
-            format!("DO $$BEGIN IF {is_marked} THEN LISTEN \"sqlock_{client}\"; END IF; END$$; SELECT {is_marked}");
-        if !self.listener.fetch_one(AssertSqlSafe(listen)).await?.try_get(0)? {
-            self.can_listen.store(false, Ordering::Relaxed);
-            return std::future::pending().await;
+        if self.state == ListenerState::Connected {
+            // Without a prepared statement, which takes two round trips.
+            let is_marked = format!(concat!("SELECT coalesce(", mark!(), " = '{}', false)"), self.mark);
+            let is_marked = self.listener.fetch_one(AssertSqlSafe(is_marked)).await?.try_get(0)?;
+            self.state = if is_marked { ListenerState::Marked } else { ListenerState::Shared };
         }
-        self.is_listening = true;
+        if self.state == ListenerState::Shared {
+            return Ok(());
+        }
+        self.listener.listen(&format!("sqlock_{client}")).await?;
+        self.state = ListenerState::Listening;
         // If the update fails, the next heartbeat marks the client.
         let noted = sqlx::query(LISTENS).bind(client.to_string()).bind(&self.mark).execute(&mut self.listener).await;
         match noted {
