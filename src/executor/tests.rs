@@ -287,6 +287,21 @@ async fn heartbeat_has_its_limit_while_its_connection_is_opened() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failed_connection_is_not_opened_ahead_again() {
+    let servers = Servers::new();
+    let executor = start(&servers);
+    servers.heartbeats.close();
+    executor.work.record_request();
+    open_in(Duration::from_secs(2), &servers, &executor).await;
+    servers.opens.notified().await;
+    for _ in 0..3 {
+        executor.work.record_request();
+        let opens = tokio::time::timeout(Duration::from_secs(1), servers.opens.notified()).await;
+        assert!(opens.is_err(), "another attempt");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn close_waits_for_no_connection_that_is_opened_ahead() {
     let servers = Servers::new();
     let executor = start(&servers);

@@ -48,6 +48,9 @@ pub(super) struct Worker {
     suspects: Option<Arc<TaskQueue>>,
     /// A connection that is opened before a heartbeat is due, and when that began.
     opening: Option<(Instant, Opening)>,
+    /// Whether a connection may be opened ahead: once for each that was opened. After a failure, the
+    /// next heartbeat tries again.
+    opens_ahead: bool,
     /// Grows while no connection can be opened.
     backoff: Backoff,
     /// The least time limit for opening a connection. It doubles after each attempt that reached
@@ -61,8 +64,6 @@ type Opening = BoxFuture<'static, Result<(Result<Box<dyn Store>, sqlx::Error>, w
 /// An open connection.
 struct Connection {
     store: Box<dyn Store>,
-    /// How long it took to be opened.
-    opened_in: Duration,
     _open: Open,
 }
 
@@ -82,6 +83,7 @@ impl Worker {
             heartbeat_timeout: None,
             suspects: None,
             opening: None,
+            opens_ahead: true,
             backoff: reconnecting(),
             connect_timeout: Duration::ZERO,
         }
@@ -122,17 +124,16 @@ impl Worker {
                     _ => self.is_listener_lost = true,
                 },
                 _ = suspected(&mut self.suspicion), if has_connection => self.connection = None,
-                () = wanted_ahead(self.suspects.as_deref()) => {
-                    if !has_connection && self.opening.is_none() && !self.backend.is_local() {
+                () = wanted_ahead(self.suspects.as_deref()), if self.opens_ahead && !has_connection => {
+                    self.opens_ahead = false;
+                    if !self.backend.is_local() {
                         self.opening = Some((Instant::now(), self.connecting()));
                     }
                 }
                 opened = opened(self.opening.as_mut()) => {
-                    // A failure is left to the next heartbeat, which tries again.
-                    if let Some(opened) = opened && let Some((since, _)) = self.opening.take() {
+                    if let Some((since, _)) = self.opening.take() && let Some(opened) = opened {
                         let _ = self.on_opened(since, opened);
                     }
-                    self.opening = None;
                 }
             }
         }
@@ -220,13 +221,18 @@ impl Worker {
             let within = self.answer_timeout(task).max(self.connect_timeout);
             self.open(CONNECT_TIMEOUT.min(within)).await?;
         }
-        let within = self.answer_timeout(task);
+        let (since, limit) = (Instant::now(), self.answer_timeout(task));
         let Some(connection) = &mut self.connection else {
             return Err(RequestError::Unconnected(None));
         };
-        // As long as a new connection could take.
-        let settling = CONNECT_TIMEOUT.min(within.max(2 * connection.opened_in));
-        answered(settling, self.suspicion.clone(), None, connection.store.settle()).await?;
+        // A third of the shortest TTL does not suffice for the replacement of a connection on a slow
+        // network. Half of it does, and two thirds for both.
+        let settled = connection.store.settle();
+        answered(limit + limit / 2, self.suspicion.clone(), self.heartbeat_timeout.as_mut(), settled).await?;
+        let within = self.answer_timeout(task).min((2 * limit).saturating_sub(since.elapsed()));
+        let Some(connection) = &mut self.connection else {
+            return Err(RequestError::Unconnected(None));
+        };
         measure::count_statement(task.attempted(), 1);
         task.attempts().sent_at = self.backend.clock().now();
         let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
@@ -264,11 +270,10 @@ impl Worker {
     fn on_opened(&mut self, since: Instant, opened: <Opening as Future>::Output) -> Result<(), RequestError> {
         let (connected, suspicion) = opened.map_err(RequestError::Panic)?;
         let store = connected.map_err(|error| RequestError::Unconnected(Some(error)))?;
-        let opened_in = since.elapsed();
-        self.suspicion = suspicion;
+        (self.suspicion, self.opens_ahead) = (suspicion, true);
         (self.backoff, self.connect_timeout) = (reconnecting(), Duration::ZERO);
-        self.queue.record_opening(opened_in);
-        self.connection = Some(Connection { store, opened_in, _open: self.queue.count_open() });
+        self.queue.record_opening(since.elapsed());
+        self.connection = Some(Connection { store, _open: self.queue.count_open() });
         self.is_listener_lost = false;
         if std::mem::take(&mut self.has_lost) {
             if let Some(suspects) = &self.suspects {

@@ -245,7 +245,7 @@ pub(crate) fn behind_a_proxy(url: &str) -> (Proxy, String) {
 }
 
 /// Waits until the client of a lease is registered: a second heartbeat was answered.
-pub(crate) async fn registered(lease: &Lease) {
+async fn registered(lease: &Lease) {
     let deadline = || Instant::now() + lease.remaining();
     for _ in 0..2 {
         let before = deadline();

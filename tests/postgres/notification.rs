@@ -7,11 +7,12 @@ use std::time::Duration;
 use sqlock::Error;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, PgPool};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::DATABASE;
-use crate::conformance::network::{behind_a_reading_proxy, registered};
+use crate::conformance::network::behind_a_reading_proxy;
 use crate::support::{builder, connect, fresh, fresh_on, soon};
 
 const LISTENS: &str = "SELECT coalesce(bool_or(listens), false) FROM sqlock_client";
@@ -116,21 +117,28 @@ async fn client_listens_after(refuse: &str, allow: &str) {
     run(format!("DROP ROLE {database}")).await;
 }
 
-/// Heartbeats interrupt the statements before the client listens, and the lease is renewed meanwhile.
+/// Heartbeats, and looks at other names, fall into the statements before the client listens, and the
+/// lease is renewed meanwhile.
 #[tokio::test]
 async fn client_listens_over_a_slow_network() {
     let db = fresh().await;
     let (proxy, url) = behind_a_reading_proxy(&db.url);
-    let locks = builder(connect(&url, 1).await).build();
-    let lease = locks.lease("a").ttl(Duration::from_secs(4)).acquire().await.expect("acquire");
-    registered(&lease).await;
     proxy.delay_replies(Duration::from_millis(400));
+    let locks = builder(connect(&url, 1).await).build();
+    let lease = locks.lease("a").ttl(Duration::from_secs(6)).acquire().await.expect("acquire");
     let pool = connect(&db.url, 1).await;
-    let theirs = db.locks().await.lease("b").acquire().await.expect("acquire");
-    let waits = tokio::spawn(locks.lease("b").acquire());
+    let rival = db.locks().await;
+    let mut held = Vec::new();
+    let mut waits = JoinSet::new();
+    for name in ["b", "c", "d", "e"] {
+        held.push(rival.lease(name).acquire().await.expect("acquire"));
+        waits.spawn(locks.lease(name).acquire());
+    }
     until_query("a client that listens", &pool, LISTENS).await;
-    theirs.release().await.expect("release");
-    soon("the grant", waits).await.expect("no panic").expect("acquire").release().await.expect("release");
+    drop(held);
+    for granted in soon("the grants", waits.join_all()).await {
+        granted.expect("acquire").release().await.expect("release");
+    }
     lease.release().await.expect("the lease was held to the end");
 }
 
