@@ -1,5 +1,5 @@
-//! A. Uncontended acquire and release by one task, next to the server's own lock and a statement
-//! that does nothing.
+//! A. Uncontended acquire and release by one task, next to the server's own lock, a statement that
+//! does nothing, and ZooKeeper.
 
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use crate::floor::Bare;
 use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::peer::ServerLock;
 use crate::place::{Kind, Place};
+use crate::zookeeper::{ZooKeeper, ZooKeeperLock};
 
 /// Contender and floor take turns after this many cycles, so that they meet the same noise.
 const TURN: usize = 25;
@@ -19,7 +20,12 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let peer = ServerLock::on(place.bare().await);
     let peer_name = peer.as_ref().map(ServerLock::name);
     let meter = place.meter().await;
-    let mut parties = Parties { locks, bare: place.bare().await, peer };
+    let keeper = ZooKeeper::start().await;
+    let keeper_lock = match &keeper {
+        Some(keeper) => Some(ZooKeeperLock::connect(keeper.port(), "cycle").await),
+        None => None,
+    };
+    let mut parties = Parties { locks, bare: place.bare().await, peer, keeper_lock };
     let (rounds, turn) = (pace.rounds, pace.turn);
     // The cycles run in a task, as in an application, because the main thread is no worker of the
     // runtime.
@@ -40,21 +46,27 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
         Kind::SqliteFull | Kind::SqliteNormal => Aim::AtMost(1.05),
         Kind::Postgres | Kind::MySql => Aim::AtMost(1.2),
     };
-    let line = |what: &str, of: fn(&Cycle) -> Duration, percent, aim| {
-        let of_round = |cycles: &[Cycle]| percentile(&micros(cycles.iter().map(of)), percent);
-        let ours: Vec<f64> = rounds.iter().map(|round| of_round(&round.ours)).collect();
-        let floor: Vec<f64> = rounds.iter().map(|round| of_round(&round.floor)).collect();
+    type Times<'a> = &'a dyn Fn(&Round) -> Vec<Duration>;
+    let compare = |what: &str, ours: Times<'_>, theirs: Times<'_>, percent, aim| {
+        let of_rounds = |times: Times<'_>| -> Vec<f64> {
+            rounds.iter().map(|round| percentile(&micros(times(round).into_iter()), percent)).collect()
+        };
+        let (ours, theirs) = (of_rounds(ours), of_rounds(theirs));
         Line {
             database: place.title.clone(),
             metric: 'A',
             what: what.into(),
             unit: "µs",
             ours: median(&ours),
-            floor: Some(median(&floor)),
-            ratios: ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect(),
+            floor: Some(median(&theirs)),
+            ratios: ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect(),
             aim,
             ..Line::default()
         }
+    };
+    let line = |what: &str, of: fn(&Cycle) -> Duration, percent, aim| {
+        let times = |cycles: &[Cycle]| cycles.iter().map(of).collect();
+        compare(what, &|round| times(&round.ours), &|round| times(&round.floor), percent, aim)
     };
     let beside = |what: &str, peer, percent, of: fn(&Round) -> &Vec<Duration>| {
         let theirs: Vec<f64> =
@@ -83,6 +95,13 @@ pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
             lines.push(beside(&format!("acquire + release, p{percent}"), peer, percent, |round| &round.peer));
         }
     }
+    if let Some(keeper) = keeper {
+        keeper.end().await;
+        let ours = |round: &Round| round.ours.iter().map(|c| c.acquire + c.release).collect();
+        let theirs = |round: &Round| round.keeper.clone();
+        let aim = (place.kind() == Kind::Postgres).then_some(Aim::AtMost(0.5));
+        lines.push(compare("acquire + release, p50, next to ZooKeeper", &ours, &theirs, 50, aim));
+    }
     lines
 }
 
@@ -93,6 +112,7 @@ struct Round {
     floor: Vec<Cycle>,
     peer: Vec<Duration>,
     pings: Vec<Duration>,
+    keeper: Vec<Duration>,
 }
 
 struct Cycle {
@@ -108,11 +128,12 @@ struct Parties {
     locks: Locks,
     bare: Bare,
     peer: Option<ServerLock>,
+    keeper_lock: Option<ZooKeeperLock>,
 }
 
 impl Parties {
     async fn take_turns(&mut self, time: Duration) -> Round {
-        let Self { locks, bare, peer } = self;
+        let Self { locks, bare, peer, keeper_lock } = self;
         let start = Instant::now();
         let mut round = Round::default();
         while start.elapsed() < time {
@@ -132,6 +153,14 @@ impl Parties {
                     let start = Instant::now();
                     peer.acquire_and_release().await;
                     round.peer.push(start.elapsed());
+                }
+            }
+            if let Some(lock) = keeper_lock {
+                for _ in 0..TURN {
+                    let start = Instant::now();
+                    lock.acquire().await;
+                    lock.release().await;
+                    round.keeper.push(start.elapsed());
                 }
             }
         }

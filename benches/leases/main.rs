@@ -35,6 +35,7 @@ mod rows;
 mod throughput;
 mod together;
 mod worker;
+mod zookeeper;
 
 use std::time::Instant;
 
@@ -45,24 +46,25 @@ use place::Place;
 
 const USAGE: &str = "leases [--only A,B,…,N] [--quick] [--json [FILE]]
 
-A  uncontended acquire and release, one task; next to it the server's own lock, and SELECT 1
-B  throughput on distinct names: 1, 64, 1024 tasks; next to them Redis, if SQLOCK_REDIS is the program of its server
+A  uncontended acquire and release, one task; next to it the server's own lock, SELECT 1, and ZooKeeper
+B  throughput on distinct names: 1, 64, 1024 tasks; next to them Redis
 C  hand-over of one name inside a process: 8, 64, 128 tasks
 D  renewal of 10 000 held leases; a heartbeat with 1, 100, 10 000; the size of a name
 E  200 000 cycles on one name: time and table size at start and end
-F  hand-over between two processes: from the release until the other holds the name
+F  hand-over between two processes: from the release until the other holds the name; next to it ZooKeeper
 G  hand-over between processes: 2, 8, 16 that want one name
 H  statements per hand-over between processes, with 2 to 1024 waiters
 I  row locks and version updates in a transaction, next to the same SQL by hand
 J  an effect that is to be had once, next to the same transaction without that
 K  a lease on a majority of three servers, next to one on the slowest of them (beside PostgreSQL, with all three there)
-L  hand-over between clients and between processes, next to the least queue of the database
+L  hand-over between clients and between processes, next to the least queue of the database, and to ZooKeeper
 M  several names at once, next to the same names in turn
 N  the time of `sqlock run`, next to flock
 
 Processor time is that of the client and the server for one operation: CPU 30 + 50 µs.
 
-DATABASE_URL chooses the database; without it, SQLite in a temporary file.";
+DATABASE_URL chooses the database; without it, SQLite in a temporary file. Redis and ZooKeeper are left out unless
+SQLOCK_REDIS is the program of a server, and SQLOCK_ZOOKEEPER the file zookeeper.jar.";
 
 #[tokio::main]
 async fn main() {

@@ -1,4 +1,4 @@
-//! F, G, H. One name that several processes want.
+//! F, G, H. One name that several processes want. F is measured next to ZooKeeper, too.
 //!
 //! The floor is the least that a hand-over between processes needs: one commit and its notification.
 //! Two bare connections pass a row to and fro; on PostgreSQL each is notified in a separate
@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 use crate::floor::{Bare, Ear, Held};
 use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::place::{Kind, Place};
-use crate::worker::{Contender, Turn, Worker, clock, turns_of_each};
+use crate::worker::{Contender, Turn, Worker, clock, keep, turns_of_each};
+use crate::zookeeper::{WARM_UP, ZooKeeper};
 
 /// How often the floor polls, without notifications.
 const LOOK: Duration = Duration::from_millis(1);
@@ -22,18 +23,27 @@ const LOOK: Duration = Duration::from_millis(1);
 /// F. Measures the time from the call of a release until another, waiting process holds the name.
 pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
     let mut lines = Vec::new();
+    let keeper = ZooKeeper::start().await;
     for (hold, most) in [(5, 4), (100, 20)] {
         let hold = Duration::from_millis(hold);
         let turn = pace.turn * most;
         let mut workers = vec![start(place, 1, hold).await, start(place, 1, hold).await];
-        let (mut ours, mut floor) = (Vec::new(), Vec::new());
-        for _ in 0..pace.rounds.min(4) {
-            let done = Worker::take_turns(&mut workers, turn).await;
-            let log: Vec<Turn> = done.into_iter().flat_map(|done| done.log).collect();
-            ours.push(waits(&log));
-            floor.push(waits(&to_and_fro(place, turn, hold).await));
+        let mut peers = Vec::new();
+        if let Some(keeper) = &keeper {
+            for _ in 0..2 {
+                peers.push(Worker::start(place, 1, hold, Contender::ZooKeeper(keeper.port())).await);
+            }
+            Worker::take_turns(&mut peers, WARM_UP).await;
         }
-        for worker in workers {
+        let (mut ours, mut floor, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..pace.rounds.min(4) {
+            ours.push(waits(&turns_of(&mut workers, turn).await));
+            floor.push(waits(&to_and_fro(place, turn, hold).await));
+            if keeper.is_some() {
+                theirs.push(waits(&turns_of(&mut peers, turn).await));
+            }
+        }
+        for worker in workers.into_iter().chain(peers) {
             worker.end().await;
         }
         let count: usize = ours.iter().map(Vec::len).sum();
@@ -41,13 +51,13 @@ pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
             Kind::Postgres => Some(Aim::AtMost(1.3)),
             _ => None,
         };
-        for (percent, word, aim) in [(50, "p50", aim), (99, "p99", None)] {
+        let line = |percent, next_to: &str, floor: &[Vec<f64>], aim| {
             let of = |rounds: &[Vec<f64>]| rounds.iter().map(|round| percentile(round, percent)).collect::<Vec<_>>();
-            let (ours, floor) = (of(&ours), of(&floor));
-            lines.push(Line {
+            let (ours, floor) = (of(&ours), of(floor));
+            Line {
                 database: place.title.clone(),
                 metric: 'F',
-                what: format!("release to holding, {} ms, {word}", hold.as_millis()),
+                what: format!("release to holding, {} ms, p{percent}{next_to}", hold.as_millis()),
                 unit: "µs",
                 ours: median(&ours),
                 floor: Some(median(&floor)),
@@ -55,10 +65,23 @@ pub(crate) async fn latency(place: &Place, pace: &Pace) -> Vec<Line> {
                 aim,
                 note: format!("{count} hand-overs"),
                 ..Line::default()
-            });
+            }
+        };
+        lines.extend([line(50, "", &floor, aim), line(99, "", &floor, None)]);
+        if keeper.is_some() {
+            let aim = (place.kind() == Kind::Postgres).then_some(Aim::AtMost(1.2));
+            lines.push(line(50, ", next to ZooKeeper", &theirs, aim));
         }
     }
+    if let Some(keeper) = keeper {
+        keeper.end().await;
+    }
     lines
+}
+
+/// Lets workers take turns, and returns these.
+async fn turns_of(workers: &mut [Worker], time: Duration) -> Vec<Turn> {
+    Worker::take_turns(workers, time).await.into_iter().flat_map(|done| done.log).collect()
 }
 
 /// G. Measures processes that take the name in turn and release it at once.
@@ -189,7 +212,7 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
                     return bare.release(&mine).await;
                 }
                 if !hold.is_zero() {
-                    sleep(hold.mul_f64(0.75 + (acquired / 1000 % 1000) as f64 / 2000.0)).await;
+                    keep(hold, acquired).await;
                 }
                 let token = mine.token;
                 let released = clock();

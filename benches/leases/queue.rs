@@ -1,5 +1,5 @@
-//! L. One name that several clients want, next to the least queue of each database, with as many
-//! users.
+//! L. One name that several clients want, next to the least queue of each database, and next to
+//! ZooKeeper, with as many users.
 //!
 //! On PostgreSQL the queue is a list in the row: a release hands over to its first user and
 //! notifies that user. On MySQL and MariaDB it is the server's own lock, under which the row is
@@ -23,15 +23,17 @@ use crate::floor::{Bare, Ear, Held};
 use crate::measure::{Aim, Line, Pace, median};
 use crate::place::{Kind, Options, Place};
 use crate::worker::{Contender, Worker, turns_of_each};
+use crate::zookeeper::{WARM_UP, ZooKeeper, ZooKeeperLock};
 
 /// How often a user tries without a queue.
 const TRY: Duration = Duration::from_millis(1);
 
-/// A user of the queue, with connections of its own.
+/// A user of a queue, with connections of its own.
 pub(crate) enum User {
     Postgres { conn: PgConnection, ear: Box<Ear>, id: String },
     MySql(MySqlConnection),
     Sqlite { bare: Bare, id: String, held: Option<Held> },
+    ZooKeeper(Box<ZooKeeperLock>),
 }
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS bench_queue
@@ -68,12 +70,17 @@ impl User {
         }
     }
 
+    pub(crate) async fn of_zookeeper(port: u16) -> Self {
+        Self::ZooKeeper(Box::new(ZooKeeperLock::connect(port, "hot").await))
+    }
+
     /// Creates the tables, so that several users can connect at the same time.
     async fn prepare(options: &Options) {
         Self::connect(options, "first").await;
     }
 
-    pub(crate) async fn acquire(&mut self) {
+    /// Returns the token of the holder, if the rival has one.
+    pub(crate) async fn acquire(&mut self) -> Option<i64> {
         match self {
             Self::Postgres { conn, ear, id } => {
                 let taken = sqlx::query(TAKE).bind(&*id).fetch_one(conn).await.expect("an update");
@@ -93,7 +100,9 @@ impl User {
                 }
                 sleep(TRY).await;
             },
+            Self::ZooKeeper(lock) => return Some(lock.acquire().await),
         }
+        None
     }
 
     pub(crate) async fn release(&mut self) {
@@ -111,6 +120,7 @@ impl User {
                 // It would take the name again before another user tries.
                 sleep(TRY).await;
             }
+            Self::ZooKeeper(lock) => lock.release().await,
         }
     }
 }
@@ -119,29 +129,84 @@ async fn write(conn: &mut MySqlConnection, sql: &'static str) {
     assert_eq!(sqlx::query(sql).execute(conn).await.expect("an update").rows_affected(), 1);
 }
 
+/// What has users beside our clients.
+enum Rival<'a> {
+    /// The queue in this database.
+    Queue(&'a Place),
+    ZooKeeper(u16),
+}
+
+impl Rival<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Queue(_) => "a queue",
+            Self::ZooKeeper(_) => "ZooKeeper",
+        }
+    }
+
+    fn aim(&self, kind: Kind) -> Option<Aim> {
+        Some(Aim::AtLeast(match (self, kind) {
+            (Self::Queue(_), Kind::Postgres) => 1.0,
+            (Self::Queue(_), Kind::MySql) => 0.5,
+            (Self::Queue(_), Kind::SqliteFull | Kind::SqliteNormal) => 5.0,
+            (Self::ZooKeeper(_), Kind::Postgres) => 1.25,
+            (Self::ZooKeeper(_), _) => return None,
+        }))
+    }
+
+    async fn user(&self, id: usize) -> User {
+        match self {
+            Self::Queue(beside) => User::connect(beside.options(), &id.to_string()).await,
+            Self::ZooKeeper(port) => User::of_zookeeper(*port).await,
+        }
+    }
+
+    /// Starts a process with one user.
+    async fn worker(&self, place: &Place) -> Worker {
+        match self {
+            Self::Queue(beside) => Worker::start(beside, 1, Duration::ZERO, Contender::Queue).await,
+            Self::ZooKeeper(port) => Worker::start(place, 1, Duration::ZERO, Contender::ZooKeeper(*port)).await,
+        }
+    }
+}
+
 pub(crate) async fn measure(place: &Place, pace: &Pace) -> Vec<Line> {
     let beside = place.beside().await;
     User::prepare(beside.options()).await;
-    let aim = match place.kind() {
-        Kind::Postgres => 1.0,
-        Kind::MySql => 0.5,
-        Kind::SqliteFull | Kind::SqliteNormal => 5.0,
-    };
-    let mut lines = vec![of_clients(place, &beside, pace, 8).await];
-    for count in [8, 16] {
-        lines.push(of_processes(place, &beside, pace, count).await);
-    }
+    let mut lines = next_to(&Rival::Queue(&beside), place, pace).await;
     beside.clean_up().await;
-    lines.iter_mut().for_each(|line| line.aim = Some(Aim::AtLeast(aim)));
+    if let Some(server) = ZooKeeper::start().await {
+        let rival = Rival::ZooKeeper(server.port());
+        warm_up(&rival).await;
+        lines.extend(next_to(&rival, place, pace).await);
+        server.end().await;
+    }
     lines
 }
 
-/// Clients of this process, next to users of the queue in the database `beside`.
-async fn of_clients(place: &Place, beside: &Place, pace: &Pace, count: usize) -> Line {
+/// Lets the rival compile what it needs.
+async fn warm_up(rival: &Rival<'_>) {
+    let mut users = Vec::new();
+    for i in 0..8 {
+        users.push(Party::User(rival.user(i).await));
+    }
+    take_turns(users.into_iter(), WARM_UP).await;
+}
+
+async fn next_to(rival: &Rival<'_>, place: &Place, pace: &Pace) -> Vec<Line> {
+    let mut lines = vec![of_clients(place, rival, pace, 8).await];
+    for count in [8, 16] {
+        lines.push(of_processes(place, rival, pace, count).await);
+    }
+    lines
+}
+
+/// Clients of this process, next to users of the rival.
+async fn of_clients(place: &Place, rival: &Rival<'_>, pace: &Pace, count: usize) -> Line {
     let clients: Vec<Locks> = (0..count).map(|_| place.locks()).collect();
     let mut users = Vec::new();
     for i in 0..count {
-        users.push(User::connect(beside.options(), &i.to_string()).await);
+        users.push(rival.user(i).await);
     }
     let meter = place.meter().await;
     let mut comparison = Comparison::default();
@@ -160,7 +225,7 @@ async fn of_clients(place: &Place, beside: &Place, pace: &Pace, count: usize) ->
     for locks in clients {
         locks.shutdown().await.expect("shutdown");
     }
-    comparison.line(place, format!("{count} clients, next to a queue"))
+    comparison.line(place, rival, format!("{count} clients"))
 }
 
 enum Party {
@@ -196,12 +261,12 @@ async fn take_turns(parties: impl Iterator<Item = Party>, time: Duration) -> ((V
     ((turns, rate), parties)
 }
 
-/// Processes with one client each, next to processes with one user of the queue each.
-async fn of_processes(place: &Place, beside: &Place, pace: &Pace, count: usize) -> Line {
+/// Processes with one client each, next to processes with one user of the rival each.
+async fn of_processes(place: &Place, rival: &Rival<'_>, pace: &Pace, count: usize) -> Line {
     let (mut workers, mut users) = (Vec::new(), Vec::new());
     for _ in 0..count {
         workers.push(Worker::start(place, 1, Duration::ZERO, Contender::Sqlock).await);
-        users.push(Worker::start(beside, 1, Duration::ZERO, Contender::Queue).await);
+        users.push(rival.worker(place).await);
     }
     let meter = place.meter().await;
     let mut comparison = Comparison::default();
@@ -216,7 +281,7 @@ async fn of_processes(place: &Place, beside: &Place, pace: &Pace, count: usize) 
     for worker in workers.into_iter().chain(users) {
         worker.end().await;
     }
-    comparison.line(place, format!("{count} processes, next to a queue"))
+    comparison.line(place, rival, format!("{count} processes"))
 }
 
 /// Returns the turns of each worker, and their number in a second.
@@ -254,16 +319,19 @@ impl Comparison {
         }
     }
 
-    fn line(self, place: &Place, what: String) -> Line {
+    fn line(self, place: &Place, rival: &Rival<'_>, who: String) -> Line {
+        // The meter does not see the processor time of another server.
+        let cpu = matches!(rival, Rival::Queue(_)).then_some((self.cpu, self.floor_cpu));
         Line {
             database: place.title.clone(),
             metric: 'L',
-            what,
+            what: format!("{who}, next to {}", rival.name()),
             unit: "hand-overs/s",
             ours: median(&self.ours),
             floor: Some(median(&self.floor)),
             ratios: self.ours.iter().zip(&self.floor).map(|(ours, floor)| ours / floor).collect(),
-            cpu: Some((self.cpu, self.floor_cpu)),
+            aim: rival.aim(place.kind()),
+            cpu,
             note: format!("fairness {:.2}", median(&self.fairness)),
             ..Line::default()
         }

@@ -20,11 +20,13 @@ use crate::queue::User;
 pub(crate) const WORKER: &str = "--worker";
 
 /// What the process takes turns with.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Contender {
     Sqlock,
     /// The least queue of the database, without a hold.
     Queue,
+    /// The ZooKeeper on this port.
+    ZooKeeper(u16),
 }
 
 /// One turn of a holder of the name, in nanoseconds of the clock that all processes share.
@@ -64,8 +66,12 @@ impl Worker {
         let answers = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let mut worker = Self { child, orders, answers };
         let hold = hold.as_micros() as u64;
-        let is_queue = contender == Contender::Queue;
-        let behaviour = json!({ "address": place.address(), "tasks": tasks, "hold": hold, "is_queue": is_queue });
+        let contender = match contender {
+            Contender::Sqlock => json!("sqlock"),
+            Contender::Queue => json!("queue"),
+            Contender::ZooKeeper(port) => json!(port),
+        };
+        let behaviour = json!({ "address": place.address(), "tasks": tasks, "hold": hold, "contender": contender });
         worker.tell(&behaviour.to_string()).await;
         assert_eq!(worker.hear().await, "ready");
         worker
@@ -122,8 +128,16 @@ pub(crate) async fn run() {
     let tasks = behaviour["tasks"].as_u64().expect("a number");
     let hold = Duration::from_micros(behaviour["hold"].as_u64().expect("a number"));
     let options = Options::at(&behaviour["address"]);
-    if behaviour["is_queue"].as_bool() == Some(true) {
-        return run_queue(&options, orders).await;
+    match &behaviour["contender"] {
+        Value::Number(port) => {
+            let port = port.as_u64().and_then(|port| port.try_into().ok()).expect("a port");
+            return run_user(User::of_zookeeper(port).await, hold, orders).await;
+        }
+        contender if contender == "queue" => {
+            let id = std::process::id().to_string();
+            return run_user(User::connect(&options, &id).await, hold, orders).await;
+        }
+        _ => {}
     }
     let locks = options.locks();
     let own = format!("worker/{}", std::process::id());
@@ -143,8 +157,7 @@ pub(crate) async fn run() {
                     let acquired = clock();
                     turns += 1;
                     if !hold.is_zero() {
-                        // The varying time avoids a common rhythm with polling parties.
-                        tokio::time::sleep(hold.mul_f64(0.75 + (acquired / 1000 % 1000) as f64 / 2000.0)).await;
+                        keep(hold, acquired).await;
                         log.push((lease.token().get(), called, acquired, clock()));
                     }
                     lease.release().await.expect("release");
@@ -158,21 +171,32 @@ pub(crate) async fn run() {
     locks.shutdown().await.expect("shutdown");
 }
 
-/// Takes turns as a user of the least queue.
-async fn run_queue(options: &Options, orders: impl Iterator<Item = String>) {
-    let mut user = User::connect(options, &std::process::id().to_string()).await;
+/// Takes turns as a user of a rival.
+async fn run_user(mut user: User, hold: Duration, orders: impl Iterator<Item = String>) {
     println!("ready");
     for order in orders {
         let time = Duration::from_micros(order.parse().expect("a number"));
         let until = clock() + time.as_nanos() as i64;
-        let mut turns = 0;
+        let (mut turns, mut log) = (0, Vec::new());
         while clock() < until {
-            user.acquire().await;
+            let called = clock();
+            let token = user.acquire().await;
+            if !hold.is_zero() {
+                let acquired = clock();
+                keep(hold, acquired).await;
+                log.push((token, called, acquired, clock()));
+            }
             user.release().await;
             turns += 1;
         }
-        println!("{}", json!({ "turns": [turns], "log": [] }));
+        println!("{}", json!({ "turns": [turns], "log": log }));
     }
+}
+
+/// Keeps the name for about this time. The time varies, to avoid a common rhythm with parties that
+/// poll.
+pub(crate) async fn keep(hold: Duration, acquired: i64) {
+    tokio::time::sleep(hold.mul_f64(0.75 + (acquired / 1000 % 1000) as f64 / 2000.0)).await;
 }
 
 /// Returns the nanoseconds of a clock that is the same in all processes.
