@@ -269,14 +269,20 @@ async fn slow_connection_for_heartbeats_is_opened_with_the_first_request() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn heartbeat_has_its_limit_while_its_connection_is_opened() {
+/// Starts an executor whose connection for heartbeats is being opened ahead.
+async fn opening_ahead() -> (Arc<Servers>, Executor) {
     let servers = Servers::new();
     let executor = start(&servers);
     servers.heartbeats.forget_permits(1);
     executor.work.record_request();
     open_in(Duration::from_secs(2), &servers, &executor).await;
     servers.opens.notified().await;
+    (servers, executor)
+}
+
+#[tokio::test(start_paused = true)]
+async fn heartbeat_has_its_limit_while_its_connection_is_opened() {
+    let (servers, executor) = opening_ahead().await;
     let (start, limit) = (Instant::now(), Duration::from_millis(250));
     executor.set_heartbeat_timeout(limit);
     let beat = submit_heartbeat(&executor, Connect);
@@ -303,12 +309,7 @@ async fn failed_connection_is_not_opened_ahead_again() {
 
 #[tokio::test(start_paused = true)]
 async fn close_waits_for_no_connection_that_is_opened_ahead() {
-    let servers = Servers::new();
-    let executor = start(&servers);
-    servers.heartbeats.forget_permits(1);
-    executor.work.record_request();
-    open_in(Duration::from_secs(2), &servers, &executor).await;
-    servers.opens.notified().await;
+    let (_servers, executor) = opening_ahead().await;
     let start = Instant::now();
     executor.close().await;
     assert_eq!(start.elapsed(), Duration::ZERO);
