@@ -221,15 +221,8 @@ impl Worker {
             let within = self.answer_timeout(task).max(self.connect_timeout);
             self.open(CONNECT_TIMEOUT.min(within)).await?;
         }
-        let (since, limit) = (Instant::now(), self.answer_timeout(task));
-        let Some(connection) = &mut self.connection else {
-            return Err(RequestError::Unconnected(None));
-        };
-        // A third of the shortest TTL does not suffice for the replacement of a connection on a slow
-        // network. Half of it does, and two thirds for both.
-        let settled = connection.store.settle();
-        answered(limit + limit / 2, self.suspicion.clone(), self.heartbeat_timeout.as_mut(), settled).await?;
-        let within = self.answer_timeout(task).min((2 * limit).saturating_sub(since.elapsed()));
+        let left = self.settle(self.answer_timeout(task)).await?;
+        let within = self.answer_timeout(task).min(left);
         let Some(connection) = &mut self.connection else {
             return Err(RequestError::Unconnected(None));
         };
@@ -237,6 +230,20 @@ impl Worker {
         task.attempts().sent_at = self.backend.clock().now();
         let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
         answered(within, suspicion, heartbeat_timeout, task.send(&mut *connection.store)).await
+    }
+
+    /// Waits until the connection can carry out an operation whose answer may take this time. Returns
+    /// the time that is left for the answer.
+    ///
+    /// A third of the shortest TTL does not suffice for the replacement of a connection on a slow
+    /// network. Half of it does, and two thirds for both.
+    async fn settle(&mut self, limit: Duration) -> Result<Duration, RequestError> {
+        let since = Instant::now();
+        if let Some(connection) = &mut self.connection {
+            let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
+            answered(limit + limit / 2, suspicion, heartbeat_timeout, connection.store.settle()).await?;
+        }
+        Ok((2 * limit).saturating_sub(since.elapsed()))
     }
 
     /// Opens a connection within this time, unless one is being opened already.
