@@ -161,7 +161,7 @@ async fn usage_errors_say_what_is_wrong() {
         &["release", "deploy", "--token", "0"],
         &["idem"],
         &["idem", "show", "order-17"],
-        &["idem", "release", "order-17", "--global"],
+        &["idem", "resolve", "order-17", "--global"],
         &["idem", "resolve", "order-17", "--global", "--token", "17"],
         &["postgres://me:s3cret@db.example/app", "run", "deploy"],
     ] {
@@ -285,7 +285,7 @@ async fn conflict_message_names_the_holder() {
         (79, &["renew", "deploy", "--token", "17"]),
         (79, &["release", "deploy", "--token", "17"]),
         (79, &["unlock", "other", "--token", "17"]),
-        (79, &["idem", "release", "order-17", "--principal", "alice", "--token", "17"]),
+        (79, &["idem", "resolve", "order-17", "--principal", "alice", "--token", "17", "--failed"]),
         (0, &["ls"]),
         (0, &["show", "deploy"]),
         (0, &["show", "other"]),
@@ -483,7 +483,7 @@ async fn man_page_is_accepted_by_man() {
     let page = said(&["man"]).await.expect(0).stdout;
     let example = "  sqlock run -w 5m deploy -- make deploy         wait for 5 minutes at most";
     for (arguments, words) in [
-        (&["man"][..], &["SQLOCK RUN", "SQLOCK IDEM RELEASE", "--principal", "postgres://…", example][..]),
+        (&["man"][..], &["SQLOCK RUN", "SQLOCK IDEM RESOLVE", "--principal", "postgres://…", example][..]),
         (&["man", "run"], &["sqlock-run", "--kill-after", "126, 127 not executable"]),
         (&["man", "idem", "ls"], &["sqlock-idem-ls", "--state"]),
     ] {
@@ -510,7 +510,7 @@ async fn man_page_is_accepted_by_man() {
         assert!(output.status.success(), "{program}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{program} has nothing to complain about");
         let shown = without_format(&output.stdout);
-        for words in ["SQLOCK RUN", "SQLOCK IDEM RELEASE", "--principal", "--database-url", "postgres://…"] {
+        for words in ["SQLOCK RUN", "SQLOCK IDEM RESOLVE", "--principal", "--database-url", "postgres://…"] {
             assert!(shown.contains(words), "{program} shows no {words}: {shown}");
         }
     }

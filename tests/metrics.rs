@@ -8,7 +8,7 @@ use std::time::Duration;
 use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder};
 use metrics::{SharedString, Unit};
 use sqlock::Locks;
-use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome};
+use sqlock::idempotency::{Fingerprint, Idempotency, IdempotencyKey, Outcome, Resolution};
 use sqlock::testing::Memory;
 
 /// Every value by its metric and labels: `name{label=value}`.
@@ -352,7 +352,7 @@ async fn sweep_measures_age_of_oldest_unknown_outcome() {
     let old = IdempotencyKey::new("alice", "old");
     let payments = Idempotency::new(&locks).namespace("payments");
     let token = payments.inspect(&old).await.expect("inspect").and_then(|record| record.token).expect("a token");
-    assert!(payments.forget(&old, token).await.expect("forget"));
+    assert!(payments.resolve(&old, token, Resolution::failed().by("ann")).await.expect("resolve"));
     locks.sweeper().sweep().await.expect("sweep");
     assert_eq!((figures.value(AGE) / 60.0).round(), 1.0, "that of another namespace");
 }

@@ -32,8 +32,8 @@ impl Idempotency {
     /// Lists the dead letters of this namespace, in order of creation, at most `limit`: records
     /// that have not ended, or whose outcome is unknown, after
     /// [the most attempts](crate::idempotency::ResumePolicy::max_attempts), so that
-    /// [`resume`](Self::resume) passes them over. An operator [resolves](Self::resolve) or
-    /// [forgets](Self::forget) them. The last attempt may still be in progress.
+    /// [`resume`](Self::resume) passes them over. An operator [resolves](Self::resolve) them. The
+    /// last attempt may still be in progress.
     ///
     /// # Errors
     ///
@@ -152,38 +152,6 @@ impl Idempotency {
             false => None,
         };
         Ok(Some(RecordInfo { steps, request_bytes, ..RecordInfo::from_record(record) }))
-    }
-
-    /// Deletes the record of an attempt that is not done, so that its key is free (and an issued
-    /// token valid again): for an operator who has found out that nothing took effect. The token
-    /// names the attempt. Returns `false` when the attempt is not the latest, or the request is
-    /// done.
-    ///
-    /// An attempt in progress is not stopped, but it can no longer store its result.
-    ///
-    /// Nothing records who did this. For an unknown outcome use [`resolve`](Self::resolve) with
-    /// [`Resolution::failed`](crate::idempotency::Resolution::failed), which records the operator.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidKey`](crate::Error::InvalidKey),
-    /// [`Error::Unavailable`](crate::Error::Unavailable),
-    /// [`Error::NotMigrated`](crate::Error::NotMigrated).
-    ///
-    /// # Cancel safety
-    ///
-    /// After the future was dropped, the record may be deleted. The call can be repeated.
-    pub async fn forget(&self, key: &IdempotencyKey, token: FencingToken) -> Result<bool> {
-        let key = self.find_key(key).await?;
-        let command = RecordCommand::Forget { id: key.id.clone(), token: token.get() };
-        let answer = self.client.run_with_answer(command).await;
-        // A request that is repeated, after a lost reply or because one of its later statements
-        // failed, finds no record, or a token that is valid again.
-        let is_forgotten = (answer.may_linger || answer.is_repeated) && {
-            let found = self.send(RecordCommand::Read(key)).await?.records;
-            found.iter().all(|record| record.state == RecordState::Issued)
-        };
-        Ok(answer.result?.changed > 0 || is_forgotten)
     }
 }
 

@@ -1,4 +1,4 @@
-//! `sqlock idem`: lists and shows records, and releases no record by mistake.
+//! `sqlock idem`: lists and shows records, and resolves no record by mistake.
 
 use std::time::Duration;
 
@@ -228,35 +228,36 @@ async fn show_prints_one_key_of_one_principal() {
 }
 
 #[tokio::test]
-async fn release_requires_the_token_of_latest_attempt() {
+async fn resolve_requires_the_token_of_latest_attempt() {
     let app = app().await;
-    let release = async |key: &str, token: &str, code: i32| {
-        let of = ["release", key, "--namespace", "payments", "--principal", "alice", "--token", token];
-        app.idem(&of).await.expect(code).stderr
+    let resolve_for = async |principal: &[&str], key: &str, token: &str, code: i32| {
+        let rest = ["--namespace", "payments", "--failed", "--token", token];
+        app.idem(&[&["resolve", key], principal, &rest].concat()).await.expect(code).stderr
     };
-    assert!(release("order-1", "17", 79).await.contains("it has no record"));
+    let resolve =
+        async |key: &str, token: &str, code: i32| resolve_for(&["--principal", "alice"], key, token, code).await;
+    assert!(resolve("order-1", "17", 79).await.contains("it has no record"));
     let token = app.unknown(&alice("order-1")).await;
     let latest = format!("it is unknown, by token {token}");
-    assert!(release("order-1", "17", 79).await.contains(&latest));
+    assert!(resolve("order-1", "17", 79).await.contains(&latest));
     assert_eq!(app.state(&alice("order-1")).await, Some("unknown"));
     // The key of another principal is a different key.
-    let of_bob = ["release", "order-1", "--namespace", "payments", "--principal", "bob", "--token", &token];
-    app.idem(&of_bob).await.expect(79);
-    app.idem(&["release", "order-1", "--namespace", "payments", "--global", "--token", &token]).await.expect(79);
+    resolve_for(&["--principal", "bob"], "order-1", &token, 79).await;
+    resolve_for(&["--global"], "order-1", &token, 79).await;
     assert_eq!(app.state(&alice("order-1")).await, Some("unknown"));
 
-    assert_eq!(release("order-1", &token, 0).await, "sqlock: \"order-1\" is new again\n");
+    assert_eq!(resolve("order-1", &token, 0).await, "sqlock: \"order-1\" is new again\n");
     assert_eq!(app.state(&alice("order-1")).await, None);
     assert_eq!(app.attempt(&alice("order-1")).await.number(), 1);
 
     // A done request stays, and so does an unused token.
     app.done(&app.payments, &alice("order-2")).await;
-    assert!(release("order-2", "17", 79).await.contains("it is done"));
+    assert!(resolve("order-2", "17", 79).await.contains("it is done"));
     let attempt = app.attempt(&alice("order-3")).await;
     attempt.complete(&()).await.expect("complete");
-    assert!(release("order-3", &attempt.token().to_string(), 79).await.contains("it is done"));
+    assert!(resolve("order-3", &attempt.token().to_string(), 79).await.contains("it is done"));
     let issued = app.payments.issue("alice", HOUR).await.expect("issue");
-    assert!(release(&issued, "17", 79).await.contains("it is not used yet"));
+    assert!(resolve(&issued, "17", 79).await.contains("it is not used yet"));
     for key in [alice("order-2"), alice("order-3")] {
         assert_eq!(app.state(&key).await, Some("done"));
     }
@@ -264,10 +265,10 @@ async fn release_requires_the_token_of_latest_attempt() {
 }
 
 #[tokio::test]
-async fn release_spares_newer_attempt_and_names_its_holder() {
+async fn resolve_spares_newer_attempt_in_progress() {
     let app = app().await;
     let stale = app.unknown(&alice("order-1")).await;
-    let release = ["release", "order-1", "--namespace", "payments", "--principal", "alice", "--token"];
+    let resolve = ["resolve", "order-1", "--namespace", "payments", "--principal", "alice", "--failed", "--token"];
     // Another attempt has resumed it since the operator read the record.
     let at_work = std::sync::Arc::new(tokio::sync::Notify::new());
     let (payments, entered) = (app.payments.clone(), at_work.clone());
@@ -280,14 +281,13 @@ async fn release_spares_newer_attempt_and_names_its_holder() {
         payments.resume(work).await.map(|_| ())
     });
     soon("the attempt", at_work.notified()).await;
-    app.idem(&[&release[..], &[&stale]].concat()).await.expect(79);
+    app.idem(&[&resolve[..], &[&stale]].concat()).await.expect(79);
     let record = app.payments.inspect(&alice("order-1")).await.expect("inspect").expect("a record");
-    assert_eq!((record.state.as_str(), record.attempts), ("started", 2));
-
     let latest = record.token.expect("a token").to_string();
-    let said = app.idem(&[&release[..], &[&latest]].concat()).await.expect(0).stderr;
-    assert!(said.contains("the machine/7 still holds the lease on the key"), "{said}");
-    assert_eq!(app.state(&alice("order-1")).await, None);
+    let said = app.idem(&[&resolve[..], &[&latest]].concat()).await.expect(79).stderr;
+    assert!(said.contains("its attempt is in progress"), "{said}");
+    let kept = app.payments.inspect(&alice("order-1")).await.expect("inspect").expect("a record");
+    assert_eq!((kept.state.as_str(), kept.attempts, kept.token), ("started", 2, record.token));
     resuming.abort();
 }
 
@@ -380,7 +380,6 @@ async fn idem_makes_neither_tables_nor_files() {
         for (arguments, code) in [
             (&["ls"][..], 0),
             (&["show", key[0], key[1]], 0),
-            (&["release", key[0], key[1], "--token", "1"], 79),
             (&["resolve", key[0], key[1], "--token", "1", "--done", "--result", "1"], 79),
             (&["purge"], 0),
         ] {
@@ -418,7 +417,6 @@ async fn control_characters_of_keys_are_escaped() {
         &["ls", "--json"],
         &[&["show"], &of[..]].concat(),
         &[&["show", "--json"], &of[..]].concat(),
-        &[&["release", "--token", "17"], &of[..]].concat(),
         &[&["resolve", "--failed", "--token", "17"], &of[..]].concat(),
     ] {
         let mut command = sqlock(&app.db, &["idem"]);

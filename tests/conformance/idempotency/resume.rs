@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn unknown_outcome_stays_until_resumed_or_forgotten() {
+async fn unknown_outcome_stays_until_resumed_or_resolved() {
     let app = app().await;
     let fail = async |_: &Attempt| Err::<i64, _>(AppError::Declined);
     let failed = app.payments.run_leased(&alice("a"), &request(), fail).await;
@@ -36,13 +36,13 @@ async fn unknown_outcome_stays_until_resumed_or_forgotten() {
     let info = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record");
     let token = info.token.expect("a token");
     let other = FencingToken::new(token.get() - 1).expect("positive");
-    assert!(!app.payments.forget(&alice("b"), other).await.expect("forget"), "another attempt");
-    assert!(app.payments.forget(&alice("b"), token).await.expect("forget"));
-    assert!(!app.payments.forget(&alice("b"), token).await.expect("forget"), "there is nothing any more");
+    assert!(!app.resolve(&alice("b"), other, Resolution::failed()).await, "another attempt");
+    assert!(app.resolve(&alice("b"), token, Resolution::failed()).await);
+    assert!(!app.resolve(&alice("b"), token, Resolution::failed()).await, "there is nothing any more");
     let reply = app.payments.run_leased(&alice("b"), &request(), async |_| Ok::<_, AppError>(1)).await.expect("run");
     assert_eq!(reply, Outcome::New(1));
     let done = app.payments.inspect(&alice("b")).await.expect("inspect").expect("a record").token.expect("a token");
-    assert!(!app.payments.forget(&alice("b"), done).await.expect("forget"), "it has taken effect");
+    assert!(!app.resolve(&alice("b"), done, Resolution::failed()).await, "it has taken effect");
 }
 
 #[tokio::test]
@@ -147,22 +147,6 @@ async fn unrecorded_resolution_changes_no_record() {
         assert!(resolved.is_err(), "{resolved:?}");
         assert_eq!(state(&app, "a").await, Some(("unknown", 1)));
     }
-}
-
-#[tokio::test]
-async fn token_forgotten_after_lost_reply_is_reported() {
-    if DATABASE == Database::Sqlite {
-        return; // There is no network between.
-    }
-    let app = app().await;
-    let issued = app.payments.issue("alice", Duration::from_secs(600)).await.expect("issue");
-    let key = IdempotencyKey::issued("alice", issued.as_str());
-    let token = app.unknown(&key).await;
-    let (proxy, url) = behind_a_reading_proxy(&app.counters.db.url);
-    let locks = builder(connect(&url, 2).await).build();
-    let far = Idempotency::new(&locks).namespace("payments");
-    proxy.cut_reply_to("UPDATE sqlock_idem SET state = 'issued'");
-    assert!(soon("the end", far.forget(&key, token)).await.expect("forget"));
 }
 
 #[tokio::test]

@@ -1,5 +1,4 @@
-//! `sqlock idem`: lists, shows, resolves, releases and purges the idempotency records of an
-//! application.
+//! `sqlock idem`: lists, shows, resolves and purges the idempotency records of an application.
 
 mod describe;
 
@@ -14,13 +13,13 @@ use crate::database::Database;
 use crate::exit::{self, Failure, Outcome};
 use crate::global::Global;
 use crate::parse::parse_token;
-use crate::stderr::{self, escape_line, quote};
+use crate::stderr::{self, quote};
 use crate::stdout;
 
 /// The prefix of the names of leases on keys.
 const LEASE_PREFIX: &str = "sqlock-idem/";
 
-/// Show, resolve, release and purge idempotency records.
+/// Show, resolve and purge idempotency records.
 ///
 /// The records are in the application's own database, also on SQLite: in the file of the URL, not
 /// in FILE-sqlock.
@@ -36,7 +35,6 @@ enum Subcommand {
     Ls(LsArgs),
     Show(ShowArgs),
     Resolve(ResolveArgs),
-    Release(ReleaseArgs),
     /// Purge expired records.
     ///
     /// Purging only saves space: an expired key counts as new, or is refused, also before. Records
@@ -130,23 +128,6 @@ fn parse_json(text: &str) -> Result<Box<RawValue>, String> {
     parsed.map_err(|error| format!("not JSON: {error}"))
 }
 
-/// Make a key new again, for a request that has certainly taken no effect.
-///
-/// The record must be started or unknown, not done. The token, which "sqlock idem show" prints,
-/// names the attempt: a newer attempt is never released by mistake (exit code 79). A running
-/// attempt is not stopped, but cannot store its result any more.
-///
-/// Nothing records who did this. For an unknown outcome use "sqlock idem resolve --failed", which
-/// records the operator.
-#[derive(Args)]
-struct ReleaseArgs {
-    #[command(flatten)]
-    key: KeyArgs,
-    /// The token of the latest attempt, as printed by ls and show.
-    #[arg(short, long, value_name = "N", value_parser = parse_token)]
-    token: FencingToken,
-}
-
 /// The options that name a key.
 #[derive(Args)]
 struct KeyArgs {
@@ -210,7 +191,6 @@ pub async fn run(global: &Global, args: Arguments) -> Outcome {
         Subcommand::Ls(args) => ls(&db, args).await?,
         Subcommand::Show(args) => show(&db, args).await?,
         Subcommand::Resolve(args) => resolve(&db, args).await?,
-        Subcommand::Release(args) => release(&db, args).await?,
         Subcommand::Purge => {
             let purged = db.read(async || Idempotency::new(&db.locks).purge().await).await?;
             stdout::print(&format!("purged {purged} requests\n"))?;
@@ -302,7 +282,7 @@ async fn resolve(db: &Database, args: ResolveArgs) -> Result<(), Failure> {
     let resolution = resolution.by(by.unwrap_or_else(operator)).note(note);
     if !db.read(async || idempotency.resolve(&key, token, resolution.clone()).await).await? {
         let now = db.read(async || idempotency.inspect(&key).await).await?;
-        return Err(refusal(&key_args, token, "resolve", now.as_ref()));
+        return Err(refusal(&key_args, token, now.as_ref()));
     }
     let (key, end) = (quote(&key_args.key), if outcome.done { "done" } else { "new again" });
     stderr::print_note(&format!("{key} is {end}"));
@@ -317,29 +297,8 @@ fn operator() -> String {
     format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
 }
 
-async fn release(db: &Database, args: ReleaseArgs) -> Result<(), Failure> {
-    let ReleaseArgs { key: key_args, token } = args;
-    let (idempotency, key) = (key_args.idempotency(db), key_args.key());
-    let record = db.read(async || idempotency.inspect(&key).await).await?;
-    if !db.read(async || idempotency.forget(&key, token).await).await? {
-        let now = db.read(async || idempotency.inspect(&key).await).await?;
-        return Err(refusal(&key_args, token, "release", now.as_ref()));
-    }
-    stderr::print_note(&format!("{} is new again", quote(&key_args.key)));
-    // The key is released even if the lease cannot be read.
-    if let Some(record) = record
-        && let Ok(Some(held)) = db.locks.inspect(&record.lease).await
-    {
-        let holder = escape_line(&held.holder);
-        stderr::print_warning(&format!(
-            "{holder} still holds the lease on the key: the key is in progress until the lease ends"
-        ));
-    }
-    Ok(())
-}
-
-/// Makes the failure for a token that does not release or resolve the key.
-fn refusal(key_args: &KeyArgs, token: FencingToken, verb: &str, now: Option<&RecordInfo>) -> Failure {
+/// Makes the failure for a token that does not resolve the key.
+fn refusal(key_args: &KeyArgs, token: FencingToken, now: Option<&RecordInfo>) -> Failure {
     let reason = match now {
         None => "it has no record".into(),
         Some(RecordInfo { state: RecordState::Done, .. }) => "it is done".into(),
@@ -350,5 +309,5 @@ fn refusal(key_args: &KeyArgs, token: FencingToken, verb: &str, now: Option<&Rec
         Some(RecordInfo { state, token: Some(latest), .. }) => format!("it is {state}, by token {latest}"),
         Some(RecordInfo { state, .. }) => format!("it is {state}"),
     };
-    Failure::new(exit::LOST, format!("token {token} does not {verb} {}: {reason}", quote(&key_args.key)))
+    Failure::new(exit::LOST, format!("token {token} does not resolve {}: {reason}", quote(&key_args.key)))
 }
