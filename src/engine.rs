@@ -143,6 +143,8 @@ struct GrantTerms {
     ttl: Duration,
     epoch: Epoch,
     may_linger: bool,
+    /// The grant adds to an exclusive holding of the owner elsewhere, whatever the claim asked for.
+    is_joined: bool,
 }
 
 impl Engine {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::action::{Action, Answer, Refusal, SharedError, Verdict, WaiterId};
 use super::heartbeat::Epoch;
-use super::holding::{Holding, HoldingState, relied_on};
+use super::holding::{EXTEND_AFTER, Holding, HoldingState, relied_on};
 use super::name::UNREACHABLE_AFTER;
 use super::step::Step;
 use super::waiter::WaiterState;
@@ -15,8 +15,7 @@ use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::HEARTBEAT_INTERVAL;
 use crate::protocol::{
-    AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Mode, Polled, Presence, Release, Request, RequestId,
-    Response,
+    AcquisitionId, ChangeOutcome, ClientChange, JoinOutcome, Polled, Presence, Release, Request, RequestId, Response,
 };
 use crate::token::FencingToken;
 
@@ -54,7 +53,8 @@ impl Engine {
         if may_linger || is_repeated {
             self.record_repetition(&name, &step);
         }
-        let terms = |token, ttl| GrantTerms { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger };
+        let terms =
+            |token, ttl| GrantTerms { token, since: sent_at, lasts: ttl, ttl, epoch, may_linger, is_joined: false };
         match (result, step, &*body) {
             (Err(error), step, body) => self.on_failed(now, &name, step, body, error),
             (Ok(Response::Acquired(Ok(token))), Step::Acquire(id), Request::Acquire(claim)) => {
@@ -137,15 +137,8 @@ impl Engine {
     ) {
         match joined {
             JoinOutcome::Done(token) => {
-                if !self.joined_as_exported(now, name, id, token) {
-                    return;
-                }
-                if let Some(waiter) = self.names.get_mut(name).and_then(|state| state.waiter(id)) {
-                    waiter.claim.mode = Mode::Exclusive;
-                }
-                self.on_granted(now, name, id, terms(token));
-                if let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) {
-                    holding.is_joined = true;
+                if self.joined_as_exported(now, name, id, token) {
+                    self.on_granted(now, name, id, GrantTerms { is_joined: true, ..terms(token) });
                 }
             }
             JoinOutcome::Locked => {
@@ -235,6 +228,10 @@ impl Engine {
         let Some(token) = found.filter(|token| holding.has_token(*token)) else {
             return self.lose(now, name, id, LossCause::Superseded);
         };
+        // The store refused an extension of the holding that this look has found.
+        if holding.extend_at.is_none() && holding.wants_more() {
+            holding.extend_at = Some(now + EXTEND_AFTER);
+        }
         // A change may have been answered in a later epoch. A new suspicion needs another look.
         if !holding.may_be_lost {
             holding.epoch = holding.epoch.max(epoch);
@@ -298,8 +295,7 @@ impl Engine {
                 holding.epoch = holding.epoch.max(terms.epoch);
                 holding.deadline = holding.deadline.max(terms.since + relied_on(terms.ttl));
                 // A lease that has entered meanwhile may want more.
-                let wants_more = holding.claim.ttl > holding.ttl || (holding.claim.is_renewed && !holding.is_renewed);
-                holding.extend_at = wants_more.then_some(now);
+                holding.extend_at = holding.wants_more().then_some(now);
             }
             ChangeOutcome::Locked => {
                 holding.put_off(now);

@@ -193,7 +193,8 @@ impl Engine {
             return;
         }
         let may_linger = waiter.lingers;
-        self.on_granted(now, name, id, GrantTerms { token, since, lasts, ttl, epoch, may_linger });
+        let terms = GrantTerms { token, since, lasts, ttl, epoch, may_linger, is_joined: false };
+        self.on_granted(now, name, id, terms);
     }
 
     /// Handles the store's refusal of a plain acquire.

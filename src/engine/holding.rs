@@ -129,14 +129,15 @@ impl Holding {
 
     /// Creates the holding of a claim that was granted, without its leases.
     pub(super) fn from_terms(now: Moment, claim: Claim, terms: &GrantTerms) -> Self {
-        let GrantTerms { token, since, lasts, ttl, epoch, may_linger } = *terms;
+        let GrantTerms { token, since, lasts, ttl, epoch, may_linger, is_joined } = *terms;
+        let mode = if is_joined { Mode::Exclusive } else { claim.mode };
         Self {
             token,
             former_tokens: Vec::new(),
             may_be_lost: false,
             is_release_requested: false,
             is_adopted: false,
-            is_joined: false,
+            is_joined,
             state: HoldingState::Held(Vec::new()),
             is_renewed: claim.is_renewed,
             ttl,
@@ -153,13 +154,15 @@ impl Holding {
             amendments: VecDeque::new(),
             leaving: Vec::new(),
             looking_for: None,
-            claim,
+            claim: Claim { mode, ..claim },
         }
     }
 
-    /// Takes the leases whose holders wait for the verdict of their release.
+    /// Takes the leases whose holders wait for the verdict of their release. The look in flight, if
+    /// any, decides about none of them.
     pub(super) fn take_leaving(&mut self) -> Vec<LeaseId> {
         let mut leaving = std::mem::take(&mut self.leaving);
+        self.looking_for = self.looking_for.map(|_| 0);
         if let HoldingState::Releasing { lease, .. } = &mut self.state {
             leaving.extend(lease.take());
         }
@@ -209,6 +212,11 @@ impl Holding {
             self.claim.is_renewed |= is_renewed;
             self.extend_at = Some(now);
         }
+    }
+
+    /// Returns whether a lease of the holding asked for more than the store has.
+    pub(super) fn wants_more(&self) -> bool {
+        self.claim.ttl > self.ttl || (self.claim.is_renewed && !self.is_renewed)
     }
 
     /// Judges how a holding ended that the store no longer has. `lost` is the last token of the

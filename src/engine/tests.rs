@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use super::answer::LOCKED_ROW_PAUSE;
 use super::apply_decision::LONGEST_DELAY;
+use super::holding::EXTEND_AFTER;
 use super::poll_interval::{POLL_FIRST, POLL_SOONEST};
 use super::schedule::LONGEST_TIMEOUT;
 use super::*;
@@ -48,6 +49,10 @@ fn is_register(body: &Request) -> bool {
 
 fn is_acquire(body: &Request) -> bool {
     matches!(body, Request::Acquire(_))
+}
+
+fn is_join(body: &Request) -> bool {
+    matches!(body, Request::Join(_))
 }
 
 fn is_enqueue(body: &Request) -> bool {
@@ -216,11 +221,15 @@ impl EngineFixture {
             Request::Acquire(claim) => claim,
             other => panic!("{other:?}"),
         };
-        let lease = self.actions.iter().find_map(|action| match action {
-            Action::Granted { waiter: granted, grant } if *granted == waiter => Some(grant.lease),
+        (claim, self.lease_of(waiter).expect("a lease"))
+    }
+
+    /// Returns the lease that a waiter was granted, if any.
+    fn lease_of(&self, id: WaiterId) -> Option<LeaseId> {
+        self.actions.iter().find_map(|action| match action {
+            Action::Granted { waiter, grant } if *waiter == id => Some(grant.lease),
             _ => None,
-        });
-        (claim, lease.expect("a lease"))
+        })
     }
 
     /// Returns why a waiter was refused. `None`: it was not.
@@ -489,6 +498,58 @@ fn releases_under_a_fence_are_all_answered() {
     fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
     let is_released = |action: &&Action| matches!(action, Action::Released { verdict: Verdict::Held, .. });
     assert_eq!(fixture.actions.iter().filter(is_released).count(), 2, "{:?}", fixture.actions);
+}
+
+/// The first lease leaves while a look is in flight; the release of the last one is sent beside it.
+#[test]
+fn failed_look_after_failed_release_is_harmless() {
+    let mut fixture = EngineFixture::new();
+    let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: None };
+    let spec = LeaseSpec { reenters: true, hold_time, ..spec("a", WaitMode::Wait(None)) };
+    let (_, first) = fixture.hold(1, spec.clone(), token(5));
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec });
+    let last = fixture.lease_of(WaiterId(2)).expect("a lease");
+    fixture.feed(Input::Release { lease: first });
+    fixture.feed(Input::Release { lease: last });
+    fixture.fail(is_release);
+    fixture.fail(is_poll_of("a"));
+    let failed = |action: &&Action| matches!(action, Action::Released { verdict: Verdict::Failed(_), .. });
+    assert_eq!(fixture.actions.iter().filter(failed).count(), 2, "{:?}", fixture.actions);
+}
+
+/// A reader joins the holding of its owner in another process, and the answer comes too late.
+#[test]
+fn late_join_leaves_the_mode_of_a_reader() {
+    let mut fixture = EngineFixture::new();
+    let reader = LeaseSpec { reenters: true, mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
+    let held = |owner| CurrentHolder::Valid { owner, remaining: Duration::from_secs(10) };
+    let (owner, ttl) = (Some(reader.owner), reader.ttl);
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: reader });
+    fixture.answer(is_acquire, Response::Acquired(Err(held(owner))));
+    fixture.answer_after(ttl, is_join, Response::Joined(JoinOutcome::Done(token(5))));
+    assert!(fixture.lease_of(WaiterId(1)).is_none(), "{:?}", fixture.actions);
+    let is_withdrawal = |body: &Request| matches!(body, Request::Withdraw { .. });
+    fixture.answer(is_withdrawal, Response::Withdrawn(WithdrawalOutcome::Gone { awaited: false }));
+    fixture.answer(is_join, Response::Joined(JoinOutcome::NotHeld));
+    match fixture.answer(is_acquire, Response::Acquired(Ok(token(6)))) {
+        Request::Acquire(claim) => assert_eq!(claim.mode, Mode::READ),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A store that lags behind refuses the extension of a lease that another client granted.
+#[test]
+fn refused_extension_of_a_held_lease_is_repeated() {
+    let mut fixture = notified_of_grant(2, Duration::from_secs(60));
+    fixture.pass(EXTEND_AFTER);
+    let name = LockName::new("a").expect("a name");
+    let claim = fixture.engine.names[&name].holdings[0].claim.clone();
+    for _ in 0..2 {
+        fixture.answer(is_extend, Response::Extended(ChangeOutcome::NotHeld));
+        fixture.answer(is_poll_of("a"), held_by(&claim, token(5), GRANT_TTL, 0));
+        fixture.pass(EXTEND_AFTER);
+    }
+    assert!(fixture.open.iter().any(|(_, body)| is_extend(body)), "{:?}", fixture.open);
 }
 
 /// The release is answered after the holding would have ended without it.
