@@ -16,8 +16,8 @@
 //! Operations that are ready together may be sent in one batch. Operations that the batch
 //! leaves undone are sent alone.
 //!
-//! The queue is unbounded. It stays short, because a caller submits one operation at a time, and
-//! the engine sends one change per name and one lookup for each of its holdings.
+//! The queue is unbounded: a caller submits one operation at a time, and the engine one change per
+//! name and one look for each of its holdings.
 
 mod request_error;
 mod task;
@@ -118,8 +118,8 @@ impl Executor {
         self.work.record_request();
     }
 
-    /// Sends an operation before the queued operations, and passes its answer to `reply`. An
-    /// operation without an answer in time is sent again on another connection.
+    /// Sends an operation before all others, also when it is repeated, and passes its answer to
+    /// `reply`. An operation without an answer in time is sent again on another connection.
     pub(crate) fn submit_urgent<O: Operation>(
         &self,
         operation: O,
@@ -128,7 +128,7 @@ impl Executor {
     ) {
         // A locked file answers late, and its connection does not break: the longer limit applies.
         let within = if self.backend.is_local() { ANSWER_TIMEOUT } else { answer_timeout };
-        self.work.push_urgent(Box::new(Task::new(operation, within, self.clock(), reply)));
+        self.work.push(Box::new(Task::new(operation, within, self.clock(), reply).urgent()));
     }
 
     /// Sends a heartbeat and passes its answer to `reply`. Without an answer in time, its

@@ -47,6 +47,8 @@ pub(super) struct Attempts {
     pub(super) is_repeated: bool,
     pub(super) backoff: Backoff,
     pub(super) has_reconnected: bool,
+    /// Whether the operation is sent before all others.
+    pub(super) is_urgent: bool,
     /// Whether a batch has left the operation undone.
     pub(super) is_sent_alone: bool,
 }
@@ -112,9 +114,16 @@ impl<O: Operation> Task<O> {
             is_repeated: false,
             backoff: reconnecting(),
             has_reconnected: false,
+            is_urgent: false,
             is_sent_alone: false,
         };
         Self { operation, output: None, reply: Some(reply), attempts }
+    }
+
+    /// Makes this an operation that is sent before all others.
+    pub(super) fn urgent(mut self) -> Self {
+        self.attempts.is_urgent = true;
+        self
     }
 
     fn answer(&mut self, result: Result<O::Output, Error>, answers: &mut Answers) {

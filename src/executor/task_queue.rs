@@ -50,14 +50,9 @@ pub(super) struct Suspicion {
 
 #[derive(Default)]
 pub(super) struct QueueState {
-    /// Tasks that are sent before the ready ones.
-    urgent: VecDeque<Box<dyn Pending>>,
-    ready: VecDeque<Box<dyn Pending>>,
-    /// Tasks that are sent again at these moments.
-    delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
-    next: u64,
-    /// Whether the next task is a ready one, although another is to be sent again.
-    prefers_ready: bool,
+    /// Tasks that are sent before all others.
+    urgent: TaskList,
+    others: TaskList,
     /// The number of workers with a connection and without a task.
     idle: usize,
     /// The number of workers with a connection.
@@ -75,6 +70,54 @@ pub(super) struct QueueState {
     pub(super) answered_at: Option<Instant>,
 }
 
+/// The tasks of one urgency.
+#[derive(Default)]
+struct TaskList {
+    ready: VecDeque<Box<dyn Pending>>,
+    /// Tasks that are sent again at these moments.
+    delayed: BTreeMap<(Instant, u64), Box<dyn Pending>>,
+    next: u64,
+    /// Whether the next task is a ready one, although another is to be sent again.
+    prefers_ready: bool,
+}
+
+impl TaskList {
+    fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.delayed.is_empty()
+    }
+
+    /// Returns when the first task is to be sent again.
+    fn next_due(&self) -> Option<Instant> {
+        self.delayed.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Takes the next task: in turn one that is to be sent again and a ready one.
+    fn take_next(&mut self) -> Option<Box<dyn Pending>> {
+        let is_due = self.next_due().is_some_and(|at| at <= Instant::now());
+        self.prefers_ready = is_due && (!self.prefers_ready || self.ready.is_empty());
+        if self.prefers_ready { self.delayed.pop_first().map(|(_, task)| task) } else { self.ready.pop_front() }
+    }
+
+    fn delay(&mut self, task: Box<dyn Pending>, pause: Duration) {
+        self.delayed.insert((Instant::now() + pause, self.next), task);
+        self.next += 1;
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = Box<dyn Pending>> {
+        std::mem::take(&mut self.ready).into_iter().chain(std::mem::take(&mut self.delayed).into_values())
+    }
+
+    /// Takes the tasks that have waited for longer than this.
+    fn take_overdue(&mut self, tolerance: Duration) -> Vec<Box<dyn Pending>> {
+        let is_overdue = |task: &mut Box<dyn Pending>| task.attempts().since.elapsed() >= tolerance;
+        let mut ready = Vec::from(std::mem::take(&mut self.ready));
+        let mut overdue: Vec<_> = ready.extract_if(.., |task| is_overdue(task)).collect();
+        self.ready = ready.into();
+        overdue.extend(self.delayed.extract_if(.., |_, task| is_overdue(task)).map(|(_, task)| task));
+        overdue
+    }
+}
+
 /// When and why a connection could not be opened or was lost.
 pub(super) struct FailureReport {
     pub(super) at: Instant,
@@ -83,12 +126,12 @@ pub(super) struct FailureReport {
 
 impl QueueState {
     fn has_ready(&self) -> bool {
-        !(self.urgent.is_empty() && self.ready.is_empty())
+        !(self.urgent.ready.is_empty() && self.others.ready.is_empty())
     }
 
     /// Returns whether a task waits for a worker.
     fn has_waiting(&self) -> bool {
-        self.has_ready() || !self.delayed.is_empty()
+        !(self.urgent.is_empty() && self.others.is_empty())
     }
 
     /// Returns whether a task waits for a worker or for its answer.
@@ -96,19 +139,21 @@ impl QueueState {
         self.busy > 0 || self.has_waiting()
     }
 
-    fn next_ready(&mut self) -> Option<Box<dyn Pending>> {
-        self.urgent.pop_front().or_else(|| self.ready.pop_front())
+    fn take_ready(&mut self) -> Option<Box<dyn Pending>> {
+        self.urgent.ready.pop_front().or_else(|| self.others.ready.pop_front())
     }
 
-    /// Takes the next task: an urgent one, or in turn one that is to be sent again and a ready one.
-    fn next_task(&mut self) -> Option<Box<dyn Pending>> {
-        let is_due = self.delayed.first_key_value().is_some_and(|((at, _), _)| *at <= Instant::now());
-        if !is_due || !self.urgent.is_empty() || (self.prefers_ready && !self.ready.is_empty()) {
-            self.prefers_ready = false;
-            return self.next_ready();
-        }
-        self.prefers_ready = true;
-        self.delayed.pop_first().map(|(_, task)| task)
+    fn take_next(&mut self) -> Option<Box<dyn Pending>> {
+        self.urgent.take_next().or_else(|| self.others.take_next())
+    }
+
+    /// Returns when the first task is to be sent again.
+    fn next_due(&self) -> Option<Instant> {
+        self.urgent.next_due().into_iter().chain(self.others.next_due()).min()
+    }
+
+    fn list_of(&mut self, task: &mut Box<dyn Pending>) -> &mut TaskList {
+        if task.attempts().is_urgent { &mut self.urgent } else { &mut self.others }
     }
 }
 
@@ -118,31 +163,22 @@ impl TaskQueue {
     }
 
     pub(super) fn push(&self, task: Box<dyn Pending>) {
-        self.push_to(task, |state| &mut state.ready);
-    }
-
-    /// Adds a task that is sent before the ready ones.
-    pub(super) fn push_urgent(&self, task: Box<dyn Pending>) {
-        self.push_to(task, |state| &mut state.urgent);
-    }
-
-    fn push_to(&self, task: Box<dyn Pending>, list: fn(&mut QueueState) -> &mut VecDeque<Box<dyn Pending>>) {
-        self.insert(task, |state| state.is_closed, |state, task| list(state).push_back(task));
+        self.insert(task, |state| state.is_closed, |list, task| list.ready.push_back(task));
     }
 
     /// Adds a task and wakes a worker, or refuses the task.
     fn insert(
         &self,
-        task: Box<dyn Pending>,
+        mut task: Box<dyn Pending>,
         is_refused: fn(&QueueState) -> bool,
-        add: impl FnOnce(&mut QueueState, Box<dyn Pending>),
+        add: impl FnOnce(&mut TaskList, Box<dyn Pending>),
     ) {
         let mut state = self.state();
         if is_refused(&state) {
             drop(state);
             return self.refuse(task);
         }
-        add(&mut state, task);
+        add(state.list_of(&mut task), task);
         self.wake(&state);
     }
 
@@ -167,17 +203,12 @@ impl TaskQueue {
 
     /// Puts a task back, to be sent again after a pause.
     pub(super) fn put_back(&self, task: Box<dyn Pending>, pause: Duration) {
-        let add = |state: &mut QueueState, task| {
-            let key = (Instant::now() + pause, state.next);
-            state.next += 1;
-            state.delayed.insert(key, task);
-        };
-        self.insert(task, |state| state.is_abandoned, add);
+        self.insert(task, |state| state.is_abandoned, |list, task| list.delay(task, pause));
     }
 
     /// Puts a task back, to be sent next.
     pub(super) fn put_first(&self, task: Box<dyn Pending>) {
-        self.insert(task, |state| state.is_abandoned, |state, task| state.ready.push_front(task));
+        self.insert(task, |state| state.is_abandoned, |list, task| list.ready.push_front(task));
     }
 
     /// Takes the ready tasks that can be sent together with this task, at most `most` including it.
@@ -189,19 +220,17 @@ impl TaskQueue {
         }
         let (mut tasks, mut others) = (vec![task], Vec::new());
         while tasks.len().max(others.len()) < most {
-            let is_urgent = !state.urgent.is_empty();
-            let Some(next) = state.next_ready() else {
+            let Some(next) = state.take_ready() else {
                 break;
             };
             if next.join(&mut batch) {
                 tasks.push(next);
             } else {
-                others.push((next, is_urgent));
+                others.push(next);
             }
         }
-        for (other, is_urgent) in others.into_iter().rev() {
-            let list = if is_urgent { &mut state.urgent } else { &mut state.ready };
-            list.push_front(other);
+        for mut other in others.into_iter().rev() {
+            state.list_of(&mut other).ready.push_front(other);
         }
         match (batch, tasks.len()) {
             (Some(batch), 2..) => Gathered::Several(batch, tasks),
@@ -225,9 +254,8 @@ impl TaskQueue {
         self.close();
         let mut state = self.state();
         state.is_abandoned = true;
-        let delayed = std::mem::take(&mut state.delayed).into_values();
-        let (urgent, ready) = (std::mem::take(&mut state.urgent), std::mem::take(&mut state.ready));
-        urgent.into_iter().chain(ready).chain(delayed).collect()
+        let QueueState { urgent, others, .. } = &mut *state;
+        urgent.take_all().chain(others.take_all()).collect()
     }
 
     /// Returns the tasks that have waited for longer than this, if no worker has a connection, and
@@ -238,15 +266,8 @@ impl TaskQueue {
         if !is_out {
             return Vec::new();
         }
-        let is_overdue = |task: &mut Box<dyn Pending>| task.attempts().since.elapsed() >= tolerance;
-        let mut overdue = Vec::new();
-        let QueueState { urgent, ready, delayed, .. } = &mut *state;
-        for list in [urgent, ready] {
-            let mut tasks = Vec::from(std::mem::take(list));
-            overdue.extend(tasks.extract_if(.., |task| is_overdue(task)));
-            *list = tasks.into();
-        }
-        overdue.extend(delayed.extract_if(.., |_, task| is_overdue(task)).map(|(_, task)| task));
+        let mut overdue = state.urgent.take_overdue(tolerance);
+        overdue.extend(state.others.take_overdue(tolerance));
         overdue
     }
 
@@ -321,9 +342,9 @@ impl TaskQueue {
             changed.as_mut().enable();
             let (next_due, _idle) = {
                 let mut state = self.state();
-                let due = state.delayed.first_key_value().map(|((at, _), _)| *at);
+                let due = state.next_due();
                 if (has_connection || state.idle == 0)
-                    && let Some(task) = state.next_task()
+                    && let Some(task) = state.take_next()
                 {
                     // Another worker may be asleep while more than one task is there.
                     if state.has_waiting() {

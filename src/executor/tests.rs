@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
-use super::task::Answers;
+use super::task::{Answers, Pending};
 use super::*;
 use crate::backend::memory::connection::MemoryBackend;
 use crate::backend::memory::server::MemoryServer;
@@ -327,6 +327,28 @@ async fn heartbeat_sent_again_has_the_current_limit() {
     executor.set_heartbeat_timeout(limit);
     answered(beat).await;
     assert!(start.elapsed() <= 3 * limit, "answered after {:?}", start.elapsed());
+}
+
+/// An urgent task that failed comes before the others that failed, whether it is sent again at once
+/// or after a pause.
+#[tokio::test(start_paused = true)]
+async fn repeated_urgent_task_comes_first() {
+    fn put_first(queue: &TaskQueue, task: Box<dyn Pending>) {
+        queue.put_first(task);
+    }
+    fn put_back(queue: &TaskQueue, task: Box<dyn Pending>) {
+        queue.put_back(task, Duration::ZERO);
+    }
+    let clock = Servers::new().clock();
+    for put in [put_first, put_back] {
+        let queue = TaskQueue::default();
+        let other = Task::new(Slow::default(), ANSWER_TIMEOUT, clock, drop);
+        let urgent = Task::new(LoseConnection::default(), ANSWER_TIMEOUT, clock, drop).urgent();
+        put_back(&queue, Box::new(other));
+        put(&queue, Box::new(urgent));
+        let first = queue.pop(true).await.map(|task| task.attempted());
+        assert_eq!(first, Some("send a heartbeat"));
+    }
 }
 
 /// Panics when it receives its first answers.
