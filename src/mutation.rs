@@ -126,6 +126,8 @@ mutations! {
     LeaveQueueToJoin,
     /// A statement about a holding is repeated without a pause.
     RepeatAtOnce,
+    /// A repeated acquisition does not prolong the holding that the first attempt acquired.
+    RepeatKeepsExpiry,
 }
 
 #[cfg(test)]

@@ -47,7 +47,8 @@ fn seeds_violate_nothing() {
                     if seed >= first + count {
                         break;
                     }
-                    match run(seed, None, false) {
+                    let ended = std::panic::catch_unwind(|| run(seed, None, false));
+                    match ended.unwrap_or_else(|_| Err("a panic".to_owned())) {
                         Ok(summary) => sum.add(&summary),
                         Err(violation) => {
                             failed.store(true, Ordering::Relaxed);

@@ -76,11 +76,12 @@ const EXTENDED_WITHIN: u64 = 1_500 * MILLISECOND;
 
 struct Pending {
     body: Arc<Request>,
+    /// When the last attempt was sent.
     sent_at: Moment,
     attempts: u32,
     life: u32,
-    /// Whether an earlier attempt failed before it was sent.
-    is_repeated: bool,
+    /// Whether the first attempt found its connection dead.
+    found_connection_dead: bool,
 }
 
 struct Client {
@@ -190,6 +191,7 @@ struct Transaction {
     client: usize,
     life: u32,
     request: RequestId,
+    attempt: u32,
     is_rolled_back: bool,
 }
 
@@ -488,7 +490,9 @@ impl World {
                 self.arrive(client, life, request, attempt, body, since)
             }
             WorldEvent::Commit { transaction } => self.commit(transaction),
-            WorldEvent::Reply { client, life, request, response } => self.reply(client, life, request, response),
+            WorldEvent::Reply { client, life, request, attempt, response } => {
+                self.reply(client, life, request, attempt, response)
+            }
             WorldEvent::Overdue { client, life, request, attempt } => self.overdue(client, life, request, attempt),
             WorldEvent::Wake { client, life } => {
                 if self.clients[client].life == life && self.clients[client].wake_at == Some(self.now) {

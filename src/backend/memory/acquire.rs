@@ -38,7 +38,8 @@ impl Memory {
     fn prolong(&self, claim: &Claim, now: i64) -> Option<Result<Prepared, MustWait>> {
         let name = &claim.name;
         let client = claim.is_renewed.then_some(claim.client);
-        let (ttl, expires_at) = (micros(claim.ttl), now + micros(claim.ttl));
+        let ttl = micros(claim.ttl);
+        let expires_at = if is_on(Mutation::RepeatKeepsExpiry) { 0 } else { now + ttl };
         if let Some(row) = self.leases.get(name).filter(|row| row.holder == Holder::Lease(claim.id)) {
             if self.is_lease_locked(name, Strength::Plain) {
                 return Some(Err(MustWait));

@@ -133,9 +133,9 @@ impl World {
                 self.tell(|| format!("client {client} sends {}: {}", request.0, describe(&body)));
                 let sent_at = self.clients[client].local(self.now);
                 let is_beat = matches!(*body, Request::Register { .. } | Request::Beat { .. });
-                let is_repeated = is_beat && std::mem::take(&mut self.clients[client].is_cut);
-                self.clients[client].connection += u32::from(is_repeated);
-                let pending = Pending { body, sent_at, attempts: 0, life, is_repeated };
+                let found_connection_dead = is_beat && std::mem::take(&mut self.clients[client].is_cut);
+                self.clients[client].connection += u32::from(found_connection_dead);
+                let pending = Pending { body, sent_at, attempts: 0, life, found_connection_dead };
                 self.clients[client].requests.insert(request, pending);
                 self.check_rate(client);
                 self.attempt(client, request);

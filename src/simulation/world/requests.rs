@@ -3,18 +3,19 @@
 use std::slice;
 use std::sync::Arc;
 
-use super::{ATTEMPT, ATTEMPTS, Client, LOCK_WAIT, MILLISECOND, SECOND, Transaction, World, WorldEvent};
+use super::{ATTEMPT, ATTEMPTS, Client, LOCK_WAIT, MILLISECOND, Pending, SECOND, Transaction, World, WorldEvent};
 use crate::backend::memory::TransactionId;
 use crate::engine::{Answer, Input, SharedError};
 use crate::protocol::{ClientId, Granted, Notification, ReleaseOutcome, Request, RequestId, Response};
 
 impl World {
     pub(super) fn attempt(&mut self, client: usize, request: RequestId) {
-        let life = self.clients[client].life;
+        let (life, sent_at) = (self.clients[client].life, self.clients[client].local(self.now));
         let Some(pending) = self.clients[client].requests.get_mut(&request) else {
             return;
         };
         pending.attempts += 1;
+        pending.sent_at = sent_at;
         let (attempt, body) = (pending.attempts, pending.body.clone());
         self.after(ATTEMPT, WorldEvent::Overdue { client, life, request, attempt });
         if self.chance(self.profile.lost_requests) {
@@ -55,7 +56,7 @@ impl World {
             return;
         };
         let may_linger = pending.attempts > 1;
-        let is_repeated = may_linger || pending.is_repeated;
+        let is_repeated = may_linger || pending.found_connection_dead;
         let answer = Answer { sent_at: pending.sent_at, may_linger, is_repeated, result };
         self.feed(client, life, Input::Answer { request, answer });
     }
@@ -84,7 +85,7 @@ impl World {
                 self.disturb(client, self.now);
                 self.tell(|| format!("  {} waits for a locked row too long", request.0));
                 let delay = self.delay();
-                self.after(delay, WorldEvent::Reply { client, life, request, response: Err(()) });
+                self.after(delay, WorldEvent::Reply { client, life, request, attempt, response: Err(()) });
             }
             Ok(prepared) => {
                 self.check_takeover(client, &body, &prepared, clock);
@@ -100,7 +101,7 @@ impl World {
                     self.disturb_all(self.now + takes);
                 }
                 let notifications = self.notifications(&body, &prepared.response);
-                let prepared = Transaction { prepared, notifications, client, life, request, is_rolled_back };
+                let prepared = Transaction { prepared, notifications, client, life, request, attempt, is_rolled_back };
                 self.transactions.insert(transaction, prepared);
                 self.after(takes, WorldEvent::Commit { transaction });
             }
@@ -111,7 +112,7 @@ impl World {
         let Some(prepared) = self.transactions.remove(&transaction) else {
             return;
         };
-        let Transaction { prepared, notifications, client, life, request, is_rolled_back } = prepared;
+        let Transaction { prepared, notifications, client, life, request, attempt, is_rolled_back } = prepared;
         if is_rolled_back {
             self.tell(|| format!("  {} is rolled back, without a reply", request.0));
             return self.store.unlock(transaction);
@@ -125,7 +126,7 @@ impl World {
             return self.tell(|| format!("  the reply to {} is lost", request.0));
         }
         let delay = self.delay();
-        self.after(delay, WorldEvent::Reply { client, life, request, response: Ok(response) });
+        self.after(delay, WorldEvent::Reply { client, life, request, attempt, response: Ok(response) });
     }
 
     /// Returns the notifications of a response that grants a name to entries, and whom they are for.
@@ -182,8 +183,18 @@ impl World {
         }
     }
 
-    pub(super) fn reply(&mut self, client: usize, life: u32, request: RequestId, response: Result<Response, ()>) {
-        if self.clients[client].requests.get(&request).is_none_or(|pending| pending.life != life) {
+    /// Passes a reply on. Without an answer in time, an attempt is followed by another one on a new
+    /// connection, and a reply to the first is not read.
+    pub(super) fn reply(
+        &mut self,
+        client: usize,
+        life: u32,
+        request: RequestId,
+        attempt: u32,
+        response: Result<Response, ()>,
+    ) {
+        let is_awaited = |pending: &Pending| pending.life == life && pending.attempts == attempt;
+        if !self.clients[client].requests.get(&request).is_some_and(is_awaited) {
             return;
         }
         let blocked = self.blocked.clone();

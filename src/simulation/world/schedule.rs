@@ -28,6 +28,7 @@ pub(super) enum WorldEvent {
         client: usize,
         life: u32,
         request: RequestId,
+        attempt: u32,
         response: Result<Response, ()>,
     },
     /// An attempt was not answered in time.
