@@ -124,6 +124,17 @@ impl SessionConnection {
         }
     }
 
+    /// Proves that the session is alive. A statement that the server refused, as when an operator
+    /// cancelled it, is sent once more. On SQLite, a refusal means that a lock is lost.
+    pub(super) async fn ping(&mut self) -> Result<(), StatementError> {
+        match self.send(|locks| locks.ping()).await {
+            Err(StatementError::Refused(_)) if self.locks.session_timeout().is_some() => {
+                self.send(|locks| locks.ping()).await
+            }
+            answer => answer,
+        }
+    }
+
     /// Releases all locks and closes the connection.
     pub(super) async fn close(self, cause: LossCause) {
         self.guard.0.end(cause);
@@ -182,6 +193,7 @@ mod tests {
     struct RefusingServer {
         locked: Arc<AtomicUsize>,
         refuses_unlock: bool,
+        refused_pings: u32,
         _end: Option<EndProbe>,
     }
 
@@ -224,7 +236,15 @@ mod tests {
         }
 
         fn ping(&mut self) -> StoreFuture<'_, ()> {
-            Box::pin(async { Ok(()) })
+            Box::pin(async {
+                match self.refused_pings.checked_sub(1) {
+                    Some(left) => {
+                        self.refused_pings = left;
+                        refuse()
+                    }
+                    None => Ok(()),
+                }
+            })
         }
 
         fn close(self: Box<Self>) -> StoreFuture<'static, ()> {
@@ -243,6 +263,15 @@ mod tests {
         assert!(matches!(refused, Err(StatementError::Refused(_))));
         assert!(connection.liveness().remaining() > Duration::from_secs(10));
         Ok(())
+    }
+
+    #[tokio::test]
+    async fn refused_ping_is_repeated_once() {
+        for (refused_pings, is_alive) in [(1, true), (2, false)] {
+            let server = RefusingServer { refused_pings, ..RefusingServer::default() };
+            let mut connection = SessionConnection::new(Box::new(server), Moment::now());
+            assert_eq!(connection.ping().await.is_ok(), is_alive, "{refused_pings}");
+        }
     }
 
     #[tokio::test]

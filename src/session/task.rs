@@ -323,7 +323,7 @@ impl SessionTask {
                 let holders = self.names.get(&name).map_or(Holders::None, |state| state.holders);
                 let (answer, remaining) = match holders {
                     Holders::Shared(count @ 2..) => {
-                        let is_alive = connection.send(|locks| locks.ping()).await;
+                        let is_alive = connection.ping().await;
                         (is_alive.map(|()| true), Holders::Shared(count - 1))
                     }
                     _ => {
@@ -369,7 +369,7 @@ impl SessionTask {
             }
             Some(connection) => {
                 let connection = self.connection.insert(connection);
-                if connection.send(|locks| locks.ping()).await.is_err() {
+                if connection.ping().await.is_err() {
                     self.disconnect();
                 }
             }
