@@ -9,6 +9,8 @@ mod notification;
 mod plan;
 #[path = "postgres/row.rs"]
 mod row;
+#[path = "postgres/settings.rs"]
+mod settings;
 #[path = "support/mod.rs"]
 mod support;
 

@@ -50,7 +50,11 @@ use crate::protocol::{Batch, Notification, Request, Response};
 use crate::schema;
 
 /// The settings of the client's own sessions. A pooler refuses settings; there the server's apply.
-const SETTINGS: [(&str, &str); 3] = [
+const SETTINGS: [(&str, &str); 5] = [
+    // With these, a request is one statement, and locks rows for no longer. Otherwise each request
+    // is a transaction of three round trips.
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_read_only", "off"),
     // A statement must not wait for a lock longer than its client waits for the answer, because the
     // statement would take effect after the client has given it up.
     ("lock_timeout", "1s"),

@@ -17,8 +17,8 @@
 //! | [`ask_to_release`](crate::Locks::ask_to_release) | 1; each client that is asked looks its leases up, 1 for each |
 //! | `is_held`, `lost`, `revoke_requested`, `token` | 0 |
 //!
-//! PostgreSQL adds two round trips to each call when the default isolation level is not READ
-//! COMMITTED, or commits are asynchronous. On Galera, each statement of a transaction is a round
+//! PostgreSQL adds two round trips to each call when commits are asynchronous, and behind a pooler
+//! also when the default isolation level is not READ COMMITTED. On Galera, each statement of a transaction is a round
 //! trip: about ten for a call that writes several rows.
 //!
 //! # Waiting

@@ -60,7 +60,7 @@ pub fn check_settings(settings: &Settings) -> Check {
     match settings.text("default_transaction_isolation") {
         "read committed" | "" => check.or_ok("no harmful settings"),
         level => check.ok(format!(
-            "default_transaction_isolation is {level}: sqlock sets READ COMMITTED, with two more round trips"
+            "default_transaction_isolation is {level}: sqlock sets READ COMMITTED, behind a pooler with two more round trips"
         )),
     }
 }
