@@ -194,7 +194,8 @@ SET NAMES utf8mb4;
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET SESSION autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, completion_type = 0, time_zone = '+00:00',
             sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
-            sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_auto_is_null = 0;
+            sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_auto_is_null = 0
+            /*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */;
 SELECT VERSION() AS version, 0 /*M! + 1 */ AS is_mariadb,
        CAST(@@GLOBAL.read_only NOT IN ('0', 'OFF') OR @@GLOBAL.innodb_read_only AS SIGNED) AS is_read_only,
        CAST(@@version_comment LIKE '%wsrep%' OR @@version_comment LIKE '%XtraDB Cluster%'

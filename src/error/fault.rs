@@ -17,8 +17,9 @@ pub(crate) enum Fault {
     RolledBack,
     /// The wait for another transaction's lock timed out. The statement may be sent again.
     Blocked,
-    /// The server cancelled the statement, as after `statement_timeout`. Nothing was done.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "only PostgreSQL has such a time limit"))]
+    /// The server cancelled the statement, as an operator or a time limit demanded. It may be sent
+    /// again.
+    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code, reason = "SQLite cancels nothing"))]
     Cancelled,
     /// Another process created the same table, or recorded the same migration, first.
     Race,
@@ -151,6 +152,8 @@ impl Fault {
             // because of inactivity, server in offline mode; error during COMMIT (a Galera node has
             // lost its cluster: the others may have it or not).
             1053 | 1927 | 3169 | 4031 | 3032 | 1180 => Self::ConnectionLost,
+            // Unknown prepared statement: behind a proxy, another server has prepared it.
+            1243 => Self::ConnectionLost,
             // A proxy passes on an error of its own client library, such as 2013, or one of ProxySQL:
             // it has lost its server, which may have executed the statement.
             2000..=2999 | 9000..=9999 => Self::ConnectionLost,
@@ -166,6 +169,9 @@ impl Fault {
             1213 | 1020 | 3101 => Self::RolledBack,
             // Lock wait timeout (on MariaDB also NOWAIT), NOWAIT.
             1205 | 3572 => Self::Blocked,
+            // KILL QUERY, max_statement_time, max_execution_time; a prepared statement whose tables
+            // change, or leave the server's cache, again and again.
+            1317 | 1969 | 3024 | 1615 => Self::Cancelled,
             // Table exists, duplicate entry.
             1050 | 1062 => Self::Race,
             1146 => Self::NoTable,
@@ -179,6 +185,8 @@ impl Fault {
         match code.parse::<u32>().unwrap_or_default() {
             // The low byte is the primary code: BUSY and LOCKED with all their kinds.
             c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
+            // PROTOCOL: the lock of the WAL was taken by others too often in a row.
+            15 => Self::RolledBack,
             // SCHEMA: twice, another connection has changed the schema while the statement was
             // compiled, as concurrent migrations do. The message may call a new table missing.
             17 => Self::RolledBack,
@@ -333,6 +341,14 @@ mod tests {
     fn proxy_without_its_server_is_no_refusal() {
         for number in [2003, 2013, 9001] {
             assert_eq!(Fault::from_mysql(number), Fault::ConnectionLost, "{number}");
+        }
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn cancelled_statement_of_mysql_is_no_final_refusal() {
+        for number in [1317, 1615, 1969, 3024] {
+            assert_eq!(Fault::from_mysql(number), Fault::Cancelled, "{number}");
         }
     }
 

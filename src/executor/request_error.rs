@@ -23,7 +23,8 @@ impl RequestError {
                 // The server was writable when the connection was opened. A writable server may
                 // exist by now, at this address or another.
                 Fault::ReadOnly => Fault::ConnectionLost,
-                // The statements of this crate are short: the cancelled one has waited for a lock.
+                // The statements of this crate are short: a cancelled one has probably waited for a
+                // lock.
                 Fault::Cancelled => Fault::Blocked,
                 fault => fault,
             },

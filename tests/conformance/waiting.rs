@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use sqlock::inspect::LeaseInfo;
 use sqlock::{Error, Lease, LeaseRequest, Locks, Owner};
-use sqlx::Pool;
+use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::network::behind_a_proxy;
 use crate::support::server::{Kind, PgBouncer, Server};
 use crate::support::worker::Worker;
-use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon};
+use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 /// How long a grant to another process lasts until its client has confirmed it, and an entry
@@ -924,4 +924,43 @@ async fn waiters_behind_pooler_are_granted() {
     println!("{DATABASE:?}: the slowest hand-over behind a pooler took {slowest:?}");
     assert!(direct.waiters("a").await.expect("asked").is_empty());
     assert!(direct.inspect("a").await.expect("inspect").is_none());
+}
+
+/// An operator cancels the statement that adds the entry of a waiter.
+#[tokio::test]
+async fn cancelled_statement_ends_no_wait() {
+    let (lock, find, cancel) = match DATABASE {
+        Database::Sqlite => return, // It has no operator.
+        Database::Postgres => (
+            "SELECT FROM sqlock_lease FOR UPDATE",
+            "SELECT pid::BIGINT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+            "SELECT pg_cancel_backend",
+        ),
+        Database::MySql | Database::MariaDb => (
+            "SELECT name FROM sqlock_entry FOR UPDATE",
+            "SELECT CAST(ID AS SIGNED) FROM information_schema.PROCESSLIST
+              WHERE DB = DATABASE() AND INFO LIKE '%sqlock_entry%' AND ID <> CONNECTION_ID()",
+            "KILL QUERY",
+        ),
+    };
+    let db = fresh().await;
+    let pool = db.pool_of(2).await;
+    let (ours, theirs) = (db.locks().await, db.locks().await);
+    let lease = ours.lease("a").acquire().await.expect("acquire");
+    let mut stranger = pool.begin().await.expect("begin");
+    sqlx::query(AssertSqlSafe(lock.to_owned())).execute(&mut *stranger).await.expect("a lock");
+    let waits = tokio::spawn(theirs.lease("a").acquire());
+    until("the statement", async || {
+        let found: Option<i64> =
+            sqlx::query_scalar(AssertSqlSafe(find.to_owned())).fetch_optional(&pool).await.expect("found");
+        match found {
+            Some(id) => sqlx::raw_sql(AssertSqlSafe(format!("{cancel} ({id})"))).execute(&pool).await.is_ok(),
+            None => false,
+        }
+    })
+    .await;
+    stranger.rollback().await.expect("rollback");
+    lease.release().await.expect("release");
+    let granted = soon("the grant", waits).await.expect("no panic").expect("acquire");
+    granted.release().await.expect("release");
 }

@@ -1,6 +1,6 @@
 //! The variables of MySQL and MariaDB, and the check for harmful ones.
 
-use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT};
+use crate::command::doctor::probe::Rows;
 use crate::command::doctor::report::Check;
 
 pub fn check_settings(variables: &Variables) -> Check {
@@ -10,12 +10,6 @@ pub fn check_settings(variables: &Variables) -> Check {
             "Set binlog_format to ROW or MIXED: the server refuses to log sqlock's transactions as statements.";
         check = check.fail("binlog_format is STATEMENT", advice);
     }
-    // A variable of MariaDB, in seconds with decimals. The MySQL variable limits SELECT only.
-    let limit: f64 = variables.text("max_statement_time").parse().unwrap_or(0.0);
-    if limit > 0.0 && limit < SHORTEST_LIMIT.as_secs_f64() {
-        let advice = "Set it to 0 or to 1 at least: a renewal that a busy server answers late is cancelled, and the lease may be lost.";
-        check = check.warn(format!("max_statement_time is {limit} s"), advice);
-    }
     let silence: u64 = variables.text("wait_timeout").parse().unwrap_or(u64::MAX);
     if silence < 10 {
         let advice = "Set it to 10 at least: the server ends idle connections of sqlock, and each use opens a new one.";
@@ -23,7 +17,8 @@ pub fn check_settings(variables: &Variables) -> Check {
     }
     // sqlock sets its own values. These matter to the application's transactions that fence a lease
     // or lock rows.
-    let shown = ["innodb_lock_wait_timeout", "innodb_rollback_on_timeout", "innodb_snapshot_isolation"];
+    let shown =
+        ["innodb_lock_wait_timeout", "innodb_rollback_on_timeout", "innodb_snapshot_isolation", "max_statement_time"];
     let shown: Vec<String> = shown
         .iter()
         .filter(|name| !variables.text(name).is_empty())
