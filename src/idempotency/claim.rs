@@ -59,7 +59,8 @@ impl Idempotency {
     ///
     /// At REPEATABLE READ and SERIALIZABLE, a duplicate that committed after this transaction began
     /// to read causes [`RowError::StaleSnapshot`](crate::row::RowError::StaleSnapshot) on
-    /// PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again.
+    /// PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again. So
+    /// does a record on MySQL and MariaDB that expires during the call.
     ///
     /// # Errors
     ///
@@ -93,7 +94,7 @@ impl Idempotency {
     ) -> Result<Outcome<Claim, Stored>> {
         self.check_transaction(tx)?;
         let failed = record_error::<DB>("claim a key");
-        let mut rival = None;
+        let (mut rival, mut is_expired) = (None, false);
         for attempt in 0..MAX_READS {
             if attempt > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -121,7 +122,7 @@ impl Idempotency {
                             return Ok(if is_same { Outcome::InProgress } else { Outcome::Expired });
                         }
                         Some(known) => return Ok(known),
-                        None => {}
+                        None => is_expired = true,
                     }
                 } else if claim.issued {
                     // On PostgreSQL above READ COMMITTED, a transaction does not see a token that
@@ -146,6 +147,10 @@ impl Idempotency {
             {
                 return Ok(outcome.without_new());
             }
+        }
+        if DB::CLAIM_MAY_WAIT && is_expired && rival.is_none() {
+            // This transaction has locked the record, so no other connection deletes it.
+            return Err(stale_snapshot_error());
         }
         Ok(Outcome::InProgress)
     }

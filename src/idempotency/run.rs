@@ -152,13 +152,14 @@ impl Idempotency {
         T: Serialize + DeserializeOwned,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>> + Clone,
     {
-        if DB::CLAIM_MAY_WAIT
-            && let Some(outcome) = self.peek(claim).await?
-        {
-            return Ok(decode_outcome(outcome)?);
-        }
         let mut attempts = self.retry.start_attempts();
         loop {
+            if DB::CLAIM_MAY_WAIT
+                && !doubt.is_open()
+                && let Some(outcome) = self.peek(claim).await?
+            {
+                return Ok(decode_outcome(outcome)?);
+            }
             let work = work.clone();
             let transaction =
                 async |tx: &mut Transaction<'_, DB>| self.run_in_transaction(tx, claim, work, doubt).await;

@@ -513,6 +513,29 @@ async fn key_is_new_after_the_retention() {
     assert!((info.expires_at - info.created_at).num_milliseconds() >= 3000, "{info:?}");
 }
 
+/// A transaction of the application has read the record, and locks it, when a request deletes the
+/// expired record and claims the key. On the other databases, one statement does both.
+#[tokio::test]
+async fn expired_record_in_use_does_not_block_its_key() {
+    if !matches!(DATABASE, Database::MySql | Database::MariaDb) {
+        return;
+    }
+    let app = app().await;
+    assert_eq!(app.charge(&alice("a")).await, Outcome::New(1));
+    run(&app.counters.pool, "UPDATE sqlock_idem SET expires_at = 1").await;
+    let mut reader = app.counters.pool.begin().await.expect("begin");
+    reader.execute("SELECT * FROM sqlock_idem LOCK IN SHARE MODE").await.expect("a lock");
+    let charging = async {
+        let ended = app.charge(&alice("a")).await;
+        assert_eq!(ended, Outcome::New(2));
+    };
+    let reading = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        reader.rollback().await.expect("rollback");
+    };
+    soon("the charge", async { tokio::join!(charging, reading) }).await;
+}
+
 /// The sweep of the names fails, because a table is missing.
 #[tokio::test]
 async fn records_are_purged_when_names_cannot_be_swept() {
