@@ -16,7 +16,7 @@ trap 'exit 143' TERM
 trap 'exit 130' INT
 
 step() {
-    sqlock renew --token "$token" --ttl 10m deploy >/dev/null # exit code 79: no longer ours
+    sqlock renew --token "$token" --ttl 10m deploy >/dev/null # exit code 79: the token does not hold the name
     timeout -k 20s 9m "$@" &                                  # ends before the lease does
     step=$!
     wait "$step"

@@ -17,8 +17,9 @@ use crate::parse::parse_signal;
 /// have ended: also the processes that it has left in the background, unless --no-wait is given.
 /// stdin and stdout belong to the command; sqlock writes to stderr. It forwards the signals HUP,
 /// INT, QUIT, TERM, USR1, USR2, ALRM, WINCH, TSTP and CONT. The command has SQLOCK_NAME,
-/// SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment, and PGAPPNAME (sqlock:NAME)
-/// unless it is set. A sqlock run of the same name inside the command enters at once. (A run that
+/// SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment (the expiry by the clock of
+/// this host, without the renewals that follow), and PGAPPNAME (sqlock:NAME) unless it is set. A
+/// sqlock run of the same name inside the command enters at once. (A run that
 /// would wait for its enclosing run is a usage error, 64: an exclusive run inside one with --shared
 /// or --permits, --permits inside an exclusive run, and --quorum inside a run with --quorum.
 /// Inside of --permits, --permits takes one more permit, and --shared shares the name; both may
@@ -50,7 +51,8 @@ pub struct Arguments {
     pub skip_ok: bool,
     /// The command gets --signal this long before the end of a lease that cannot be renewed, but no
     /// earlier than a third of the TTL before it. KILL follows a tenth of the TTL before the end,
-    /// at most 1s; with a shorter --kill-after, only KILL is sent.
+    /// at most 1s; with a shorter --kill-after, only KILL is sent. It is also the time that the
+    /// process group has to end when a signal has ended the command.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub kill_after: Duration,
     /// The signal that asks the command to stop.

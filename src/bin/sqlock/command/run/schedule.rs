@@ -10,8 +10,10 @@ use crate::lease::HeldLease;
 /// The rule for stopping the command before the lease ends.
 #[derive(Clone, Copy)]
 pub struct KillTerms {
-    /// How long before the deadline the command gets the signal.
+    /// How long the process group has to end after a signal has ended the command.
     pub kill_after: Duration,
+    /// How long before the deadline the command gets the signal, or KILL if there is no signal.
+    pub signal_lead: Duration,
     /// How long before the deadline the command is killed: the kernel of a busy machine needs time
     /// for the kill.
     kill_lead: Duration,
@@ -21,15 +23,11 @@ pub struct KillTerms {
 
 impl KillTerms {
     pub fn new(ttl: Duration, kill_after: Duration, signal: Signal) -> Self {
+        let kill_lead = (ttl / 10).min(Duration::from_secs(1));
         // A heartbeat goes out each third of the TTL at the latest, and its answer may take another
         // third. A longer lead would stop commands whose lease is about to be renewed.
-        Self { kill_after: kill_after.min(ttl / 3), kill_lead: (ttl / 10).min(Duration::from_secs(1)), signal }
-    }
-
-    /// Returns how long before the deadline the command gets the signal, or KILL if there is no
-    /// signal.
-    pub fn signal_lead(&self) -> Duration {
-        self.kill_after.max(self.kill_lead)
+        let signal_lead = kill_after.min(ttl / 3).max(kill_lead);
+        Self { kill_after, signal_lead, kill_lead, signal }
     }
 }
 
@@ -51,7 +49,7 @@ impl KillSchedule {
 
     fn before_deadline(deadline: u64, terms: &KillTerms) -> Self {
         let at = |before| deadline.saturating_sub(nanos(before));
-        Self { signal: terms.signal as i32, signal_at: at(terms.signal_lead()), kill_at: at(terms.kill_lead) }
+        Self { signal: terms.signal as i32, signal_at: at(terms.signal_lead), kill_at: at(terms.kill_lead) }
     }
 
     /// Returns whether it is time for the signal.
@@ -94,10 +92,11 @@ mod tests {
     }
 
     #[test]
-    fn kill_after_is_capped_at_third_of_ttl() {
+    fn signal_comes_no_earlier_than_third_of_ttl() {
         let terms = KillTerms::new(Duration::from_secs(3), Duration::from_secs(10), Signal::SIGTERM);
         let schedule = KillSchedule::before_deadline(100 * SECOND, &terms);
         assert_eq!((schedule.signal_at, schedule.kill_at), (99 * SECOND, 99 * SECOND + 700_000_000));
+        assert_eq!(terms.kill_after, Duration::from_secs(10));
     }
 
     #[test]

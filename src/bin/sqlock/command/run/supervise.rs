@@ -411,7 +411,7 @@ impl Supervisor<'_> {
 
     /// Returns whether `--max-hold` stops the command.
     fn is_near_max_hold(&self) -> bool {
-        self.max_hold_end.is_some_and(|end| Instant::now() + self.terms.signal_lead() >= end)
+        self.max_hold_end.is_some_and(|end| Instant::now() + self.terms.signal_lead >= end)
     }
 
     fn warn_before_signal(&self, lease: &HeldLease) {
