@@ -141,7 +141,11 @@ pub enum Error {
 
     /// The tables could not be created or brought up to date.
     #[error("could not migrate the sqlock tables")]
-    Migrate(#[source] sqlx::migrate::MigrateError),
+    Migrate {
+        /// The error of the migration.
+        #[source]
+        source: sqlx::migrate::MigrateError,
+    },
 
     /// A later version of this crate has made tables that this version cannot work with.
     #[error(
@@ -232,10 +236,12 @@ pub enum Error {
         most: usize,
     },
 
-    /// A lease cannot be turned into another kind of lease.
-    #[error("the lease on {:?} cannot be converted: {reason}", .name.as_str())]
+    /// A lease cannot be converted to another kind, be exported, or hold a name in two modes.
+    #[error("cannot {attempted} {:?}: {reason}", .name.as_str())]
     Conversion {
-        /// The name that is held.
+        /// The attempted operation, such as "downgrade".
+        attempted: &'static str,
+        /// The name of the lease.
         name: LockName,
         /// Why, and what to do instead.
         reason: &'static str,
@@ -264,8 +270,14 @@ pub enum Error {
     NulInNote,
 
     /// The transaction cannot be fenced.
-    #[error("cannot fence this transaction")]
-    Fence(#[source] FenceError),
+    #[error("the lease on {:?} cannot fence this transaction", .name.as_str())]
+    Fence {
+        /// The name of the lease.
+        name: LockName,
+        /// Why, and what to do instead.
+        #[source]
+        cause: FenceError,
+    },
 
     /// Rows cannot be locked, or changed, in this transaction.
     #[error("cannot lock or change rows of {table}")]

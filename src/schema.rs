@@ -241,6 +241,6 @@ fn into_error(error: MigrateError) -> Error {
             Error::from_sqlx("migrate", e)
         }
         MigrateError::VersionTooNew(found, supported) => Error::NewerSchema { found, supported },
-        error => Error::Migrate(error),
+        source => Error::Migrate { source },
     }
 }

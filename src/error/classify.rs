@@ -39,7 +39,7 @@ impl Error {
     /// break a deadlock.
     pub fn is_conflict(&self) -> bool {
         match self {
-            Self::Fence(cause) => *cause == FenceError::StaleSnapshot,
+            Self::Fence { cause, .. } => *cause == FenceError::StaleSnapshot,
             Self::Row { cause, .. } => *cause == RowError::StaleSnapshot,
             Self::Conflict { .. } => true,
             Self::Database { source, .. } => Fault::from_error(source) == Fault::RolledBack,

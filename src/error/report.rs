@@ -62,10 +62,10 @@ mod tests {
                 "busy: encountered unexpected or invalid data: no such thing",
             ),
             (Error::NotMigrated { source: refused() }, "no such thing"),
-            (Error::Migrate(sqlx::migrate::MigrateError::Execute(refused())), "no such thing"),
+            (Error::Migrate { source: sqlx::migrate::MigrateError::Execute(refused()) }, "no such thing"),
             (Error::Database { attempted: "acquire", source: refused() }, "no such thing"),
             (Error::CommitUnknown { source: broken() }, "broken pipe"),
-            (Error::Fence(FenceError::InSavepoint), "as its first statement"),
+            (Error::Fence { name: name(), cause: FenceError::InSavepoint }, "as its first statement"),
             (Error::Row { table: "t".into(), cause: RowError::NoSuchRow }, "there is no row with this key"),
             (
                 Error::Conflict { table: "t".into(), expected: Some(1), found: Some(2), cause: ConcurrentChange },

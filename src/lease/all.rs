@@ -297,7 +297,10 @@ fn joint_mode(one: Mode, other: Mode, name: &LockName) -> Result<Mode> {
             }
         }
         _ if one == other => Ok(one),
-        _ => Err(Error::Conversion { name: name(), reason: "the request names it twice, in different modes" }),
+        _ => {
+            let reason = "the request names it twice, in different modes";
+            Err(Error::Conversion { attempted: "acquire", name: name(), reason })
+        }
     }
 }
 

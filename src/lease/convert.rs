@@ -43,12 +43,13 @@ impl Lease {
     /// Dropping the future after its first poll loses the lease.
     pub async fn downgrade(&mut self) -> Result<()> {
         let name = self.name().clone();
+        let refused = |reason| Err(Error::Conversion { attempted: "downgrade", name, reason });
         self.held()?;
         match self.details.mode {
             Mode::READ => return Ok(()),
             Mode::Exclusive => {}
             Mode::Shared { .. } => {
-                return Err(Error::Conversion { name, reason: "permits of a semaphore are shared already" });
+                return refused("permits of a semaphore are shared already");
             }
         }
         // A dropped future drops the handle, which releases the lease: its mode is not known then.
@@ -62,10 +63,9 @@ impl Lease {
                 self.details.mode = Mode::READ;
                 Ok(())
             }
-            Err(NotAmended::EnteredAgain) => Err(Error::Conversion { name, reason: ENTERED_AGAIN }),
+            Err(NotAmended::EnteredAgain) => refused(ENTERED_AGAIN),
             Err(NotAmended::Locked) => {
-                let reason = "a transaction that it fences keeps it locked; end the transaction first";
-                Err(Error::Conversion { name, reason })
+                refused("a transaction that it fences keeps it locked; end the transaction first")
             }
             Err(NotAmended::Lost(cause)) => Err(self.loss_error(cause)),
             Err(NotAmended::Failed(failure)) => Err(failure.into_error()),

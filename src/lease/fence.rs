@@ -55,13 +55,14 @@ impl Lease {
         if self.client.settings.is_null {
             return self.held().map(|_| ());
         }
+        let refused = |cause| Err(Error::Fence { name: self.name().clone(), cause });
         if DB::KIND != self.client.kind {
-            return Err(Error::Fence(FenceError::OtherDatabase));
+            return refused(FenceError::OtherDatabase);
         }
         match DB::TransactionManager::get_transaction_depth(tx) {
-            0 => return Err(Error::Fence(FenceError::NoTransaction)),
+            0 => return refused(FenceError::NoTransaction),
             1 => {}
-            _ => return Err(Error::Fence(FenceError::InSavepoint)),
+            _ => return refused(FenceError::InSavepoint),
         }
         let held = self.held()?;
         let check = FenceCheck {
@@ -77,8 +78,8 @@ impl Lease {
                 held.look_up();
                 match held.is_held_in_database("fence a transaction").await {
                     Ok(true) => match DB::is_newer(tx, &check).await {
-                        Ok(true) => Err(Error::Fence(FenceError::StaleSnapshot)),
-                        Ok(false) => Err(Error::Fence(FenceError::OtherDatabase)),
+                        Ok(true) => refused(FenceError::StaleSnapshot),
+                        Ok(false) => refused(FenceError::OtherDatabase),
                         Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
                     },
                     // On SQLite this transaction may keep the file locked.
@@ -86,8 +87,8 @@ impl Lease {
                     _ => Err(self.loss_error(LossCause::Superseded)),
                 }
             }
-            Ok(FenceOutcome::StaleSnapshot) => Err(Error::Fence(FenceError::StaleSnapshot)),
-            Ok(FenceOutcome::NoTransaction) => Err(Error::Fence(FenceError::NoTransaction)),
+            Ok(FenceOutcome::StaleSnapshot) => refused(FenceError::StaleSnapshot),
+            Ok(FenceOutcome::NoTransaction) => refused(FenceError::NoTransaction),
             Err(error) => Err(Error::from_sqlx("fence a transaction", error)),
         }
     }

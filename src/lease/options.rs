@@ -108,8 +108,11 @@ macro_rules! option_setters {
         impl $request {
             /// Sets how long the lease outlives the last heartbeat: the longest time for which a
             /// crashed holder blocks others. 30 seconds by default; between 1 second and 24 hours
-            /// unless the [builder](crate::LocksBuilder::ttl_range) says otherwise. A TTL shorter than
-            /// ten round trips to the database may be lost without a fault.
+            /// unless the [builder](crate::LocksBuilder::ttl_range) says otherwise. A lease whose
+            /// TTL is shorter than ten round trips to the database may be lost without a fault.
+            ///
+            /// A lease that the release of another client granted lasts for 3 seconds at first, and
+            /// for the TTL from about 0.2 seconds later.
             pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
                 self.options_mut().ttl = ttl;
                 self

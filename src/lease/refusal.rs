@@ -31,7 +31,7 @@ pub(super) fn refusal_error(client: &Client, refusal: Refusal, name: LockName, s
         }
         Refusal::Conversion { name } => {
             let reason = "its owner holds a shared lease on it; release that lease first";
-            Error::Conversion { name, reason }
+            Error::Conversion { attempted: "acquire", name, reason }
         }
         Refusal::Lost | Refusal::Closed => Error::Closed,
         Refusal::Failed(failure) => failure.into_error(),

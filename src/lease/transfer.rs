@@ -128,7 +128,7 @@ impl Lease {
             Err(held) => {
                 lease.held = Some(*held);
                 lease.held()?;
-                Err(Error::Conversion { name: lease.name().clone(), reason: ENTERED_AGAIN })
+                Err(Error::Conversion { attempted: "export", name: lease.name().clone(), reason: ENTERED_AGAIN })
             }
         }
     }

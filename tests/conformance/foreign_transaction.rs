@@ -41,7 +41,7 @@ async fn fence_of_foreign_transaction_is_refused() {
         lease.fence(&mut tx).await
     };
     let error = refused.expect_err("the transaction is of another kind of database");
-    assert!(matches!(error, Error::Fence(FenceError::OtherDatabase)), "{error}");
+    assert!(matches!(error, Error::Fence { cause: FenceError::OtherDatabase, .. }), "{error}");
     assert!(lease.is_held());
 }
 

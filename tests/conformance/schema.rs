@@ -327,7 +327,7 @@ async fn failed_migration_leaves_no_lock_behind() {
         db.pool().await.acquire().await.expect("the file exists now");
         let reader = builder(connect(&db.url.replace("mode=rwc", "mode=ro"), 1).await).build();
         let error = soon("the failure", reader.migrate()).await.expect_err("read only");
-        assert!(matches!(error, Error::Migrate(_)), "{error:?}");
+        assert!(matches!(error, Error::Migrate { .. }), "{error:?}");
         counter.no_transactions().await;
         db.locks().await.migrate().await.expect("nobody is in the way");
         return;
@@ -341,7 +341,7 @@ async fn failed_migration_leaves_no_lock_behind() {
     let locks = builder(pool.clone()).build();
     for _ in 0..3 {
         let error = soon("the failure", locks.migrate()).await.expect_err("no right to create tables");
-        assert!(matches!(error, Error::Migrate(_)), "{error:?}");
+        assert!(matches!(error, Error::Migrate { .. }), "{error:?}");
         assert!(!error.report().to_string().contains("://"), "{error:?}");
     }
     assert_eq!(counter.advisory_locks().await, 0);

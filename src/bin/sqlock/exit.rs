@@ -151,7 +151,7 @@ impl From<sqlock::Error> for Failure {
             // For example a table that stays locked: it may pass like an outage.
             E::Database { .. } if error.is_retryable() => UNREACHABLE,
             E::NotMigrated { .. }
-            | E::Migrate(_)
+            | E::Migrate { .. }
             | E::NewerSchema { .. }
             | E::Database { .. }
             | E::Access { .. }
@@ -181,7 +181,7 @@ impl From<sqlock::Error> for Failure {
                 let name = stderr::quote(name.as_str());
                 format!("{name}: a transaction that the holder has fenced is open; end it first")
             }
-            E::Migrate(cause) => describe_migration(cause),
+            E::Migrate { source } => describe_migration(source),
             E::Access { cause, source, .. } => describe_access(*cause, source),
             E::Unavailable { reason, .. } => {
                 let reason = reason.trim_start_matches("error communicating with database: ");
