@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlock::LossCause;
 
 use crate::support::worker::Worker;
-use crate::support::{fresh, soon};
+use crate::support::{fresh, soon, until_waiters};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -19,6 +19,7 @@ async fn resignation_elects_the_next_candidate() {
         let election = election.clone();
         async move { election.campaign().await }
     });
+    until_waiters(&a, "e", 1).await;
     let leader = election.leader().await.expect("who leads can be asked").expect("somebody leads");
     assert_eq!((leader.label.as_str(), leader.token), ("a", first.token()));
     let token = first.token();
@@ -84,7 +85,10 @@ async fn dropped_campaign_withdraws_the_candidate() {
     let (a, b) = (db.locks().await, db.locks().await);
     let first = a.election("e").campaign().await.expect("elected");
     let election = b.election("e");
-    assert!(tokio::time::timeout(Duration::from_millis(100), election.campaign()).await.is_err());
+    let campaign = tokio::spawn(async move { election.campaign().await });
+    until_waiters(&a, "e", 1).await;
+    campaign.abort();
+    assert!(campaign.await.is_err_and(|error| error.is_cancelled()), "it was not over");
     first.resign().await.expect("resigned");
     b.shutdown().await.expect("nothing is left to give back");
     assert_eq!(a.election("e").leader().await.expect("asked"), None);

@@ -12,7 +12,7 @@ use sqlock::{Error, Lease, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Database, SOON, TestDatabase, connect, fresh, soon};
+use crate::support::{Database, SOON, TestDatabase, connect, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 /// Long enough to begin a fenced transaction on a busy machine, short enough to wait for its end.
@@ -122,6 +122,12 @@ pub(super) async fn assert_kept_out(rival: &Locks, name: &str) {
     }
 }
 
+/// Waits until no holder of a name is valid by the database's clock, which is later than the holder
+/// itself counts: from then on, only an open fence keeps the name.
+pub(super) async fn until_expired(locks: &Locks, name: &str) {
+    until("the expiry in the database", async || locks.inspect(name).await.expect("inspect").is_none()).await;
+}
+
 /// Spawns a waiter of another client.
 pub(super) fn spawn_waiter(rival: &Locks, name: &'static str) -> tokio::task::JoinHandle<Lease> {
     let request = rival.lease(name).wait(SOON);
@@ -144,7 +150,7 @@ async fn takeover_after_the_fence_waits_for(end: End) {
     add_one(&mut tx, 1).await.expect("write");
     let next = spawn_waiter(&theirs, "a");
     assert_eq!(soon("the expiry", lease.lost()).await, LossCause::Expired);
-    sleep(Duration::from_millis(100)).await; // the margin, after which the name would be free to the database
+    until_expired(&others, "a").await;
     assert_kept_out(&others, "a").await;
     assert!(!next.is_finished(), "somebody got in before the fenced transaction had ended");
     match end {
@@ -200,7 +206,7 @@ async fn fence_in_another_database_loses_nothing() {
         let lease = soon("the grant", request.acquire()).await.expect("acquire");
         let mut tx = elsewhere.pool.begin().await.expect("begin");
         let error = soon("the answer", lease.fence(&mut tx)).await.expect_err("another database");
-        assert!(matches!(error, Error::Fence(FenceError::OtherDatabase)), "{error}");
+        assert!(matches!(error, Error::Fence { cause: FenceError::OtherDatabase, .. }), "{error}");
         tx.rollback().await.expect("rollback");
         assert!(lease.is_held());
         let mut tx = counters.pool.begin().await.expect("begin");
@@ -339,7 +345,7 @@ async fn takeover_waits_for_both_fenced_transactions() {
     };
     let next = spawn_waiter(&theirs, "a");
     soon("the expiry", lease.lost()).await;
-    sleep(Duration::from_millis(100)).await;
+    until_expired(&others, "a").await;
     assert_kept_out(&others, "a").await;
     assert!(!next.is_finished(), "the second transaction is still open");
     second.commit().await.expect("commit");

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::fence::{
     Counters, IsolatedPool, add_one, assert_kept_out, counters, counters_in, keeps_to_snapshots, levels, run,
-    spawn_waiter,
+    spawn_waiter, until_expired,
 };
 use crate::support::server::{Options, Server};
 use crate::support::{Database, SOON, builder, connect, fresh, fresh_on, renewed_twice, soon, until, until_waiters};
@@ -216,7 +216,7 @@ async fn fence_works_at_every_isolation_level() {
         add_one(&mut tx, 1).await.expect("write");
         let next = spawn_waiter(&theirs, level);
         soon("the expiry", lease.lost()).await;
-        sleep(Duration::from_millis(50)).await;
+        until_expired(&others, level).await;
         assert_kept_out(&others, level).await;
         assert!(!next.is_finished(), "{level}: somebody got in before the fenced transaction had ended");
         tx.commit().await.unwrap_or_else(|e| panic!("{level}: {e}"));
@@ -405,7 +405,7 @@ async fn transaction_that_read_before_the_grant(counters: &Counters, level: &'st
             let lease = ours.lease(name).acquire().await.expect("acquire");
             match lease.fence(&mut tx).await {
                 // The row of the lease is newer than the snapshot.
-                Err(Error::Fence(FenceError::StaleSnapshot)) if keeps_to_snapshots().await => {}
+                Err(Error::Fence { cause: FenceError::StaleSnapshot, .. }) if keeps_to_snapshots().await => {}
                 fenced => fenced.unwrap_or_else(|e| panic!("{level}: what it has read is still so: {e}")),
             }
             tx.rollback().await.expect("rollback");
@@ -430,7 +430,10 @@ async fn transaction_that_read_before_the_grant(counters: &Counters, level: &'st
         tx.commit().await.expect("commit");
     } else {
         let error = fenced.expect_err("it reads from before the lease");
-        assert!(matches!(error, Error::Fence(FenceError::StaleSnapshot)), "{level}, new name {new}: {error:?}");
+        assert!(
+            matches!(error, Error::Fence { cause: FenceError::StaleSnapshot, .. }),
+            "{level}, new name {new}: {error:?}"
+        );
         assert!(error.is_conflict() && error.is_retryable() && !error.is_lost());
         tx.rollback().await.expect("rollback");
         // As the error advises, the transaction runs again with the fence first.
@@ -483,7 +486,7 @@ async fn fence_inside_a_savepoint_is_refused() {
         use sqlx::Acquire;
         let mut inner = tx.begin().await.expect("a savepoint");
         let error = lease.fence(&mut inner).await.expect_err("it would end with the savepoint");
-        assert!(matches!(error, Error::Fence(FenceError::InSavepoint)), "{error}");
+        assert!(matches!(error, Error::Fence { cause: FenceError::InSavepoint, .. }), "{error}");
         inner.rollback().await.expect("rollback");
     }
     // The transaction itself stays usable.
@@ -500,7 +503,7 @@ async fn fence_outside_a_transaction_is_refused() {
     let mut tx = counters.pool.begin().await.expect("begin");
     <Sql as sqlx::Database>::TransactionManager::rollback(&mut tx).await.expect("an end behind its back");
     let error = lease.fence(&mut tx).await.expect_err("there is nothing to fence");
-    assert!(matches!(error, Error::Fence(FenceError::NoTransaction)), "{error}");
+    assert!(matches!(error, Error::Fence { cause: FenceError::NoTransaction, .. }), "{error}");
     drop(tx);
     lease.release().await.expect("release");
 }
@@ -514,7 +517,7 @@ async fn fence_after_a_commit_by_hand_is_refused() {
     let mut tx = counters.pool.begin().await.expect("begin");
     sqlx::query("COMMIT").execute(&mut *tx).await.expect("an end behind its back");
     let error = lease.fence(&mut tx).await.expect_err("there is nothing to fence");
-    assert!(matches!(error, Error::Fence(FenceError::NoTransaction)), "{error}");
+    assert!(matches!(error, Error::Fence { cause: FenceError::NoTransaction, .. }), "{error}");
     drop(tx);
     lease.release().await.expect("release");
 }

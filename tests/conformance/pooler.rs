@@ -14,9 +14,8 @@ use std::time::Duration;
 
 use sqlock::{Error, Lease, Locks};
 use sqlx::{Executor, Pool, Row};
-use tokio::time::sleep;
 
-use super::fence::{add_one, assert_kept_out, run, spawn_waiter};
+use super::fence::{add_one, assert_kept_out, run, spawn_waiter, until_expired};
 use crate::support::server::{Kind, Options, PgBouncer, Server};
 use crate::support::{Database, SOON, TestDatabase, builder, connect, empty, renewed_twice, soon};
 use crate::{DATABASE, Sql};
@@ -267,7 +266,7 @@ async fn fence_holds_behind_a_transaction_pooler() {
     lease.fence(&mut tx).await.expect("fence");
     let next = spawn_waiter(&rival, "a");
     soon("the expiry", lease.lost()).await;
-    sleep(Duration::from_millis(100)).await;
+    until_expired(&locks, "a").await;
     assert_kept_out(&locks, "a").await;
     assert!(!next.is_finished(), "somebody got in before the fenced transaction had ended");
     tx.commit().await.expect("commit");

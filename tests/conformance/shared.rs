@@ -20,7 +20,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::cancel::{CancelFixture, Point, drop_at, everywhere};
-use super::fence::{add_one, assert_kept_out, counters};
+use super::fence::{add_one, assert_kept_out, counters, until_expired};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
 use crate::support::{

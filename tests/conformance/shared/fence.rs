@@ -17,7 +17,7 @@ async fn reader_fence_blocks_writers_until_commit() {
         add_one(&mut tx, 1).await.expect("write");
         let writer = tokio::spawn(writing(&theirs).wait(SOON * 2).acquire());
         soon("its end", reader.lost()).await;
-        sleep(Duration::from_millis(200)).await;
+        until_expired(&others, "a").await;
         assert_kept_out(&others, "a").await;
         assert!(!writer.is_finished(), "let in before the fenced transaction had ended");
         tx.commit().await.expect("who is fenced may commit");
@@ -140,7 +140,7 @@ async fn share_fence_refuses_a_stale_snapshot() {
                 tx.commit().await.expect("commit");
             } else {
                 let error = fenced.expect_err("it reads from before the share");
-                assert!(matches!(error, Error::Fence(FenceError::StaleSnapshot)), "{what}: {error:?}");
+                assert!(matches!(error, Error::Fence { cause: FenceError::StaleSnapshot, .. }), "{what}: {error:?}");
                 assert!(error.is_conflict() && error.is_retryable());
                 tx.rollback().await.expect("rollback");
                 let mut tx = counters.at(level).await.begin().await;
