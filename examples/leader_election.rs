@@ -45,8 +45,8 @@ any_database! {
             let mut tx = pool.begin().await?;
             leadership.fence(&mut tx).await?;
             let entry = format!(
-                "INSERT INTO sqlock_example_journal (entry, token, node)
-                 SELECT COALESCE(MAX(entry), 0) + 1, {}, '{name}' FROM sqlock_example_journal",
+                "INSERT INTO sqlock_example_term (entry, token, node)
+                 SELECT COALESCE(MAX(entry), 0) + 1, {}, '{name}' FROM sqlock_example_term",
                 leadership.token(),
             );
             sqlx::query(sqlx::AssertSqlSafe(entry)).execute(&mut *tx).await?;
@@ -61,8 +61,8 @@ any_database! {
         }
         let locks = Locks::new(pool.clone());
         let turn = take_turns(&locks, "leader_election").await?;
-        sqlx::query("DROP TABLE IF EXISTS sqlock_example_journal").execute(&pool).await?;
-        sqlx::query("CREATE TABLE sqlock_example_journal (entry BIGINT PRIMARY KEY, token BIGINT, node VARCHAR(20))")
+        sqlx::query("DROP TABLE IF EXISTS sqlock_example_term").execute(&pool).await?;
+        sqlx::query("CREATE TABLE sqlock_example_term (entry BIGINT PRIMARY KEY, token BIGINT, node VARCHAR(20))")
             .execute(&pool)
             .await?;
 
@@ -88,8 +88,8 @@ any_database! {
         }
 
         let journal: Vec<(i64, String)> =
-            sqlx::query_as("SELECT token, node FROM sqlock_example_journal ORDER BY entry").fetch_all(&pool).await?;
-        sqlx::query("DROP TABLE sqlock_example_journal").execute(&pool).await?;
+            sqlx::query_as("SELECT token, node FROM sqlock_example_term ORDER BY entry").fetch_all(&pool).await?;
+        sqlx::query("DROP TABLE sqlock_example_term").execute(&pool).await?;
         turn.release().await?;
         locks.shutdown().await?;
         if !journal.is_sorted_by_key(|(token, _)| token) {

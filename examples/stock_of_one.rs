@@ -21,7 +21,7 @@ any_database! {
     async fn buy(pool: &Pool<Db>, locks: &Locks) -> Result<bool> {
         let lease = locks.lease("stock/last-item").acquire().await?; // waits in the queue
         let mut tx = pool.begin().await?;
-        lease.fence(&mut tx).await?; // from here on, only a lease that is still ours lets this transaction commit
+        lease.fence(&mut tx).await?; // this transaction cannot commit if another owner got the lease
         let bought = look_then_take(&mut tx).await?;
         tx.commit().await?;
         drop(lease); // released in the background: the item is sold, whatever becomes of the release
@@ -30,12 +30,12 @@ any_database! {
 
     /// Sells the item without a lock: all buyers that read before the first sale would find it.
     async fn look_then_take(conn: &mut Connection) -> Result<bool> {
-        let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_item").fetch_one(&mut *conn).await?;
+        let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_last_item").fetch_one(&mut *conn).await?;
         if stock == 0 {
             return Ok(false);
         }
         tokio::time::sleep(Duration::from_millis(200)).await; // the buyer pays
-        sqlx::query("UPDATE sqlock_example_item SET stock = stock - 1").execute(conn).await?;
+        sqlx::query("UPDATE sqlock_example_last_item SET stock = stock - 1").execute(conn).await?;
         Ok(true)
     }
 
@@ -56,9 +56,9 @@ any_database! {
     async fn example(pool: Pool<Db>, _: &Database) -> Result<()> {
         let locks = Locks::new(pool.clone());
         let turn = take_turns(&locks, "stock_of_one").await?;
-        sqlx::query("DROP TABLE IF EXISTS sqlock_example_item").execute(&pool).await?;
-        sqlx::query("CREATE TABLE sqlock_example_item (stock BIGINT NOT NULL)").execute(&pool).await?;
-        sqlx::query("INSERT INTO sqlock_example_item (stock) VALUES (1)").execute(&pool).await?;
+        sqlx::query("DROP TABLE IF EXISTS sqlock_example_last_item").execute(&pool).await?;
+        sqlx::query("CREATE TABLE sqlock_example_last_item (stock BIGINT NOT NULL)").execute(&pool).await?;
+        sqlx::query("INSERT INTO sqlock_example_last_item (stock) VALUES (1)").execute(&pool).await?;
 
         let at_once = Arc::new(Barrier::new(BUYERS));
         let buyers: Vec<_> =
@@ -68,8 +68,8 @@ any_database! {
             bought.push(buyer.await??);
         }
 
-        let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_item").fetch_one(&pool).await?;
-        sqlx::query("DROP TABLE sqlock_example_item").execute(&pool).await?;
+        let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_last_item").fetch_one(&pool).await?;
+        sqlx::query("DROP TABLE sqlock_example_last_item").execute(&pool).await?;
         turn.release().await?;
         locks.shutdown().await?;
         check(&bought, stock)

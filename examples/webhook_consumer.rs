@@ -62,7 +62,7 @@ fn deliveries(instance: &str, run: &str) -> VecDeque<Event> {
 any_database! {
     /// Enters an event into the ledger, without preventing duplicates.
     async fn enter(conn: &mut Connection, event: &Event) -> Result<(), sqlx::Error> {
-        QueryBuilder::<Db>::new("INSERT INTO sqlock_example_ledger (event, cents) ")
+        QueryBuilder::<Db>::new("INSERT INTO sqlock_example_receipt (event, cents) ")
             .push_values([event], |mut row, event| {
                 row.push_bind(event.number).push_bind(event.cents);
             })
@@ -151,9 +151,9 @@ any_database! {
         let turn = take_turns(&locks, "webhook_consumer").await?;
         let run = turn.token();
         for sql in [
-            "DROP TABLE IF EXISTS sqlock_example_ledger",
+            "DROP TABLE IF EXISTS sqlock_example_receipt",
             "DROP TABLE IF EXISTS sqlock_example_seen",
-            "CREATE TABLE sqlock_example_ledger (event BIGINT NOT NULL, cents BIGINT NOT NULL)",
+            "CREATE TABLE sqlock_example_receipt (event BIGINT NOT NULL, cents BIGINT NOT NULL)",
             "CREATE TABLE sqlock_example_seen (event BIGINT NOT NULL)",
         ] {
             sqlx::query(sql).execute(&pool).await?;
@@ -177,8 +177,8 @@ any_database! {
         carol.ends().await?;
 
         let ledger: Vec<(i64, i64)> =
-            sqlx::query_as("SELECT event, cents FROM sqlock_example_ledger ORDER BY event").fetch_all(&pool).await?;
-        for sql in ["DROP TABLE sqlock_example_ledger", "DROP TABLE sqlock_example_seen"] {
+            sqlx::query_as("SELECT event, cents FROM sqlock_example_receipt ORDER BY event").fetch_all(&pool).await?;
+        for sql in ["DROP TABLE sqlock_example_receipt", "DROP TABLE sqlock_example_seen"] {
             sqlx::query(sql).execute(&pool).await?;
         }
         turn.release().await?;
