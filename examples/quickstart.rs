@@ -34,8 +34,8 @@ any_database! {
         println!("The reminder was written in a fenced transaction.");
 
         let token = lease.token();
-        lease.release().await?; // Ok: it was ours to the end. Err(Lost): it was not.
-        println!("Released, and it was ours to the end.");
+        lease.release().await?; // Ok: it was held to the end. Err(Lost): it was not.
+        println!("Released; it was held to the end.");
 
         // Or let sqlock hold the lease around the work, which is dropped when the lease is lost.
         let next = elsewhere.lease("invoice/42").run(async |lease| lease.token()).await?;

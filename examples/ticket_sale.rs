@@ -18,7 +18,7 @@ any_database! {
     async fn sell(pool: &Pool<Db>, locks: &Locks, seller: i64) -> Result<Option<i64>> {
         let lease = locks.lease("ticket_sale").acquire().await?; // waits in the queue
         let mut tx = pool.begin().await?;
-        lease.fence(&mut tx).await?; // from here on, only a lease that is still ours lets this transaction commit
+        lease.fence(&mut tx).await?; // this transaction cannot commit if another owner got the lease
         let ticket = look_then_sell(&mut tx, seller).await?;
         tx.commit().await?; // sold, whatever becomes of the lease, which is released when it is dropped
         Ok(ticket)

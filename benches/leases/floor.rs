@@ -149,9 +149,9 @@ CREATE TABLE floor_lease (name TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, t
 }
 
 /// A connection that receives notifications.
-pub(crate) struct Ear(PgListener);
+pub(crate) struct NotificationListener(PgListener);
 
-impl Ear {
+impl NotificationListener {
     pub(crate) async fn on(pool: &PgPool, channel: &str) -> Self {
         let mut listener = PgListener::connect_with(pool).await.expect("connect");
         listener.listen(channel).await.expect("LISTEN");
@@ -159,8 +159,8 @@ impl Ear {
     }
 
     /// Waits for the next notified token.
-    pub(crate) async fn hear(&mut self) -> i64 {
-        self.0.recv().await.expect("hear").payload().parse().expect("a token")
+    pub(crate) async fn receive(&mut self) -> i64 {
+        self.0.recv().await.expect("receive").payload().parse().expect("a token")
     }
 }
 

@@ -55,7 +55,7 @@ F  hand-over between two processes: from the release until the other holds the n
 G  hand-over between processes: 2, 8, 16 that want one name
 H  statements per hand-over between processes, with 2 to 1024 waiters
 I  row locks and version updates in a transaction, next to the same SQL by hand
-J  an effect that is to be had once, next to the same transaction without that
+J  an effect that must happen once, next to the same transaction without that
 K  a lease on a majority of three servers, next to one on the slowest of them (beside PostgreSQL, with all three there)
 L  hand-over between clients and between processes, next to the least queue of the database, and to ZooKeeper
 M  several names at once, next to the same names in turn

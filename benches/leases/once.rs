@@ -12,9 +12,9 @@ use crate::place::{Place, Pool};
 /// The two take turns after this many cycles, so that they meet the same noise.
 const TURN: usize = 10;
 
-const TABLE: &str = "CREATE TABLE bench_till (id BIGINT NOT NULL PRIMARY KEY, total BIGINT NOT NULL)";
-const ROW: &str = "INSERT INTO bench_till VALUES (1, 0)";
-const EFFECT: &str = "UPDATE bench_till SET total = total + 1 WHERE id = 1";
+const TABLE: &str = "CREATE TABLE bench_payment (id BIGINT NOT NULL PRIMARY KEY, total BIGINT NOT NULL)";
+const ROW: &str = "INSERT INTO bench_payment VALUES (1, 0)";
+const EFFECT: &str = "UPDATE bench_payment SET total = total + 1 WHERE id = 1";
 
 #[derive(Default)]
 struct Round {
@@ -60,31 +60,31 @@ macro_rules! on {
                 let locks = Locks::new(pool.clone());
                 sqlx::query(TABLE).execute(&pool).await.expect("a table");
                 sqlx::query(ROW).execute(&pool).await.expect("a row");
-                let mut till = Till { payments: Idempotency::new(&locks).namespace("bench"), pool, served: 0 };
+                let mut bench = PaymentBench { payments: Idempotency::new(&locks).namespace("bench"), pool, served: 0 };
                 let (rounds, turn) = (pace.rounds, pace.turn);
                 // The cycles run in a task, as in an application, because the main thread is no
                 // worker of the runtime.
                 let measured = tokio::spawn(async move {
-                    till.round(Duration::from_millis(400)).await;
+                    bench.round(Duration::from_millis(400)).await;
                     let mut measured = Vec::new();
                     for _ in 0..rounds {
-                        measured.push(till.round(turn * 4).await);
+                        measured.push(bench.round(turn * 4).await);
                     }
-                    sqlx::query("DROP TABLE bench_till").execute(&till.pool).await.expect("drop");
+                    sqlx::query("DROP TABLE bench_payment").execute(&bench.pool).await.expect("drop");
                     locks.shutdown().await.expect("shutdown");
-                    till.pool.close().await;
+                    bench.pool.close().await;
                     measured
                 });
                 measured.await.expect("no panic")
             }
 
-            struct Till {
+            struct PaymentBench {
                 pool: $pool,
                 payments: Idempotency,
                 served: u64,
             }
 
-            impl Till {
+            impl PaymentBench {
                 async fn round(&mut self, time: Duration) -> Round {
                     let start = Instant::now();
                     let mut round = Round::default();

@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySqlPool, PgPool, SqlitePoo
 use tempfile::TempDir;
 
 use crate::cpu::Meter;
-use crate::floor::{Bare, Ear};
+use crate::floor::{Bare, NotificationListener};
 
 pub(crate) struct Place {
     pub(crate) title: String,
@@ -172,8 +172,8 @@ impl Place {
     }
 
     /// Listens to a channel, if the database supports notifications.
-    pub(crate) async fn ear(&self, channel: &str) -> Option<Ear> {
-        self.options.ear(channel).await
+    pub(crate) async fn listener(&self, channel: &str) -> Option<NotificationListener> {
+        self.options.listener(channel).await
     }
 
     /// Returns what measures processor time.
@@ -234,11 +234,11 @@ impl Options {
         }
     }
 
-    pub(crate) async fn ear(&self, channel: &str) -> Option<Ear> {
+    pub(crate) async fn listener(&self, channel: &str) -> Option<NotificationListener> {
         match self.clone() {
             Self::Postgres(options) => {
                 let one = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
-                Some(Ear::on(&one, channel).await)
+                Some(NotificationListener::on(&one, channel).await)
             }
             _ => None,
         }

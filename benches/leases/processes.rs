@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::floor::{Bare, Ear, Held};
+use crate::floor::{Bare, Held, NotificationListener};
 use crate::measure::{Aim, Line, Pace, median, percentile};
 use crate::place::{Kind, Place};
 use crate::worker::{Contender, Turn, Worker, clock, keep, turns_of_each};
@@ -196,8 +196,8 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
     let start = Instant::now();
     let mut first = Some(place.bare().await.acquire("to and fro", names[0]).await);
     let mut parties = JoinSet::new();
-    let ears = [place.ear("party_0").await, place.ear("party_1").await];
-    for (i, mut ear) in ears.into_iter().enumerate() {
+    let ears = [place.listener("party_0").await, place.listener("party_1").await];
+    for (i, mut listener) in ears.into_iter().enumerate() {
         let (mut bare, log) = (place.bare().await, Arc::clone(&log));
         let mut held = first.take();
         parties.spawn(async move {
@@ -205,7 +205,7 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
             loop {
                 let mine = match held.take() {
                     Some(held) => held,
-                    None => wait(&mut ear, &mut bare, me).await,
+                    None => wait(&mut listener, &mut bare, me).await,
                 };
                 let acquired = clock();
                 if start.elapsed() >= time {
@@ -217,7 +217,7 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
                 let token = mine.token;
                 let released = clock();
                 let theirs = bare.hand_over(mine, other).await;
-                if ear.is_some() {
+                if listener.is_some() {
                     bare.say(&format!("party_{}", 1 - i), theirs.token).await;
                 }
                 let turn = Turn { token, called: i64::MIN / 2, acquired, released };
@@ -232,10 +232,10 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
 }
 
 /// Waits until a party is notified that the row is its own, or reads it.
-async fn wait(ear: &mut Option<Ear>, bare: &mut Bare, me: &str) -> Held {
+async fn wait(listener: &mut Option<NotificationListener>, bare: &mut Bare, me: &str) -> Held {
     let held = |token| Held { name: "to and fro".into(), owner: me.into(), token };
-    if let Some(ear) = ear {
-        return held(ear.hear().await);
+    if let Some(listener) = listener {
+        return held(listener.receive().await);
     }
     loop {
         if let Some(token) = bare.look("to and fro", me).await {

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::cpu::{Meter, Started, Usage};
-use crate::floor::{Bare, Ear, Held};
+use crate::floor::{Bare, Held, NotificationListener};
 use crate::measure::{Aim, Line, Pace, median};
 use crate::place::{Kind, Options, Place};
 use crate::worker::{Contender, Worker, turns_of_each};
@@ -30,7 +30,7 @@ const TRY: Duration = Duration::from_millis(1);
 
 /// A user of a queue, with connections of its own.
 pub(crate) enum User {
-    Postgres { conn: PgConnection, ear: Box<Ear>, id: String },
+    Postgres { conn: PgConnection, listener: Box<NotificationListener>, id: String },
     MySql(MySqlConnection),
     Sqlite { bare: Bare, id: String, held: Option<Held> },
     ZooKeeper(Box<ZooKeeperLock>),
@@ -58,8 +58,8 @@ impl User {
                 conn.execute(CREATE).await.expect("CREATE TABLE");
                 let insert = "INSERT INTO bench_queue VALUES ('hot', '', 0, '') ON CONFLICT DO NOTHING";
                 conn.execute(insert).await.expect("INSERT");
-                let ear = options.ear(&format!("queue_{id}")).await.expect("PostgreSQL has notifications");
-                Self::Postgres { conn, ear: Box::new(ear), id: id.into() }
+                let listener = options.listener(&format!("queue_{id}")).await.expect("PostgreSQL has notifications");
+                Self::Postgres { conn, listener: Box::new(listener), id: id.into() }
             }
             Bare::MySql(mut conn) => {
                 conn.execute(CREATE).await.expect("CREATE TABLE");
@@ -82,10 +82,10 @@ impl User {
     /// Returns the token of the holder, if the rival has one.
     pub(crate) async fn acquire(&mut self) -> Option<i64> {
         match self {
-            Self::Postgres { conn, ear, id } => {
+            Self::Postgres { conn, listener, id } => {
                 let taken = sqlx::query(TAKE).bind(&*id).fetch_one(conn).await.expect("an update");
                 if !taken.get::<bool, _>(0) {
-                    ear.hear().await;
+                    listener.receive().await;
                 }
             }
             Self::MySql(conn) => {

@@ -73,7 +73,7 @@ impl Worker {
         };
         let behaviour = json!({ "address": place.address(), "tasks": tasks, "hold": hold, "contender": contender });
         worker.tell(&behaviour.to_string()).await;
-        assert_eq!(worker.hear().await, "ready");
+        assert_eq!(worker.read_line().await, "ready");
         worker
     }
 
@@ -84,7 +84,7 @@ impl Worker {
         }
         let mut done = Vec::new();
         for worker in workers {
-            let answer: Value = serde_json::from_str(&worker.hear().await).expect("JSON");
+            let answer: Value = serde_json::from_str(&worker.read_line().await).expect("JSON");
             let number = |value: &Value| value.as_i64().expect("a number");
             let numbers = |value: &Value| value.as_array().expect("an array").iter().map(number).collect::<Vec<_>>();
             let turn = |value: &Value| match numbers(value)[..] {
@@ -111,7 +111,7 @@ impl Worker {
         self.orders.write_all(format!("{order}\n").as_bytes()).await.expect("it listens");
     }
 
-    async fn hear(&mut self) -> String {
+    async fn read_line(&mut self) -> String {
         self.answers.next_line().await.expect("it answers").expect("it answers")
     }
 }

@@ -52,7 +52,7 @@ async fn notices(db: &TestDatabase, name: &str, option: &str, complaint: &str) {
 
 #[tokio::test]
 async fn quickstart_holds_fences_and_releases() {
-    shows(&empty().await, "quickstart", "Released, and it was ours to the end.").await;
+    shows(&empty().await, "quickstart", "Released; it was held to the end.").await;
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 //! method returns when the fault is in force: it applies to all later bytes, on open connections
 //! too.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its proxy cannot be had")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its proxy does not start")]
 #![allow(unreachable_pub, reason = "included by several programs")]
 
 use std::cell::RefCell;

@@ -98,7 +98,7 @@ pub(super) async fn soak(place: &Place, time: Duration) -> bool {
         match timeout(Duration::from_secs(30), locks.lease(name(i)).acquire()).await {
             Ok(Ok(lease)) => lease.release().await.expect("release"),
             other => {
-                println!("    a name cannot be had when all have gone: {other:?}");
+                println!("    a name cannot be acquired when all have gone: {other:?}");
                 clean = false;
             }
         }
@@ -202,7 +202,7 @@ pub(super) async fn stand(url: &str, record: &Path) {
     // A stopped process would not notice the end of its parent.
     set_parent_process_death_signal(Some(Signal::KILL)).expect("the parent-death signal is set");
     let proc = std::process::id().to_string();
-    let stander = Arc::new(Stander {
+    let process = Arc::new(WaitingProcess {
         locks: Database::open(url).locks().build(),
         // Process ids are reused.
         recorder: Recorder::create(&record.join(EVENTS), &format!("{proc}-{}", boot_ns())),
@@ -212,38 +212,38 @@ pub(super) async fn stand(url: &str, record: &Path) {
     });
     let tasks: Vec<_> = (0..TASKS)
         .map(|_| {
-            let stander = Arc::clone(&stander);
+            let process = Arc::clone(&process);
             tokio::spawn(async move {
-                while !stander.over.load(Ordering::Relaxed) {
-                    stander.take_a_turn().await;
+                while !process.over.load(Ordering::Relaxed) {
+                    process.take_a_turn().await;
                 }
             })
         })
         .collect();
-    let sweeping = stander.locks.sweeper().retention(RETENTION).every(RETENTION).start();
+    let sweeping = process.locks.sweeper().retention(RETENTION).every(RETENTION).start();
     let traffic = tokio::spawn({
-        let (stander, cycles) = (Arc::clone(&stander), record.join(CYCLES));
+        let (process, cycles) = (Arc::clone(&process), record.join(CYCLES));
         async move {
-            traffic::run(&stander.locks, &cycles, &stander.over, TTL, |error| stander.failure(error)).await;
+            traffic::run(&process.locks, &cycles, &process.over, TTL, |error| process.failure(error)).await;
         }
     });
     let end = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     let _ = end.await;
-    stander.over.store(true, Ordering::Relaxed);
+    process.over.store(true, Ordering::Relaxed);
     for task in tasks {
         task.await.expect("no panic");
     }
     traffic.await.expect("no panic");
     drop(sweeping);
-    if let Err(error) = stander.locks.shutdown().await {
-        stander.error(&error);
+    if let Err(error) = process.locks.shutdown().await {
+        process.error(&error);
     }
-    for (what, count) in &*stander.said.lock().expect("no panic") {
+    for (what, count) in &*process.said.lock().expect("no panic") {
         println!("{count} {what}");
     }
 }
 
-struct Stander {
+struct WaitingProcess {
     locks: Locks,
     recorder: Recorder,
     proc: String,
@@ -251,7 +251,7 @@ struct Stander {
     said: std::sync::Mutex<BTreeMap<String, u64>>,
 }
 
-impl Stander {
+impl WaitingProcess {
     async fn take_a_turn(&self) {
         sleep(up_to(Duration::from_millis(400))).await;
         let name = name(random(NAMES));

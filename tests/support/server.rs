@@ -5,7 +5,7 @@
 //! server outlives the process that started it, even after a `kill -9` of that process: the kernel
 //! kills the servers (the parent death signal), and the next start deletes their directories.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its server cannot be had")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test ends where its server does not start")]
 #![allow(unreachable_pub, reason = "included by several programs")]
 
 use std::env;

@@ -376,13 +376,13 @@ impl fmt::Display for Journal {
 }
 
 fn tracing_to(journal: &Arc<Journal>) {
-    tracing::subscriber::set_global_default(Ear(Arc::clone(journal))).expect("the only subscriber");
+    tracing::subscriber::set_global_default(EventCounter(Arc::clone(journal))).expect("the only subscriber");
 }
 
 /// A subscriber that keeps no spans and counts the events of sqlock.
-struct Ear(Arc<Journal>);
+struct EventCounter(Arc<Journal>);
 
-impl tracing::Subscriber for Ear {
+impl tracing::Subscriber for EventCounter {
     fn enabled(&self, event: &tracing::Metadata<'_>) -> bool {
         event.target().starts_with("sqlock") && event.is_event()
     }
