@@ -436,7 +436,14 @@ impl Engine {
     }
 }
 
-/// Lets a caller share a holding.
+/// What a lease that enters a holding asks for.
+struct EntryTerms {
+    ttl: Duration,
+    is_renewed: bool,
+    hold_time: HoldTime,
+}
+
+/// Adds a lease to a holding.
 fn enter(holding: &mut Holding, now: Moment, hold_time: HoldTime, next_lease: &mut u64) -> Grant {
     *next_lease += 1;
     let lease = LeaseId(*next_lease);

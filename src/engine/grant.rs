@@ -7,12 +7,12 @@ use super::heartbeat::Epoch;
 use super::holding::{EXTEND_AFTER, Holding, relied_on};
 use super::poll_interval::{QueuePace, longest_interval};
 use super::waiter::{Waiter, WaiterState};
-use super::{Engine, GrantTerms, enter};
+use super::{Engine, EntryTerms, GrantTerms, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
 use crate::protocol::timing::GRANT_TTL;
-use crate::protocol::{AcquisitionId, CurrentHolder, Granted, Holder, Mode, Polled, Presence};
+use crate::protocol::{AcquisitionId, Claim, CurrentHolder, Granted, Holder, Mode, Polled, Presence};
 use crate::token::FencingToken;
 
 impl Engine {
@@ -122,12 +122,27 @@ impl Engine {
                 }
                 _ => {}
             }
-            let holding = &mut state.holdings[i];
-            holding.raise_ttl(now, other.claim.ttl, other.claim.is_renewed);
-            let grant = enter(holding, now, other.hold_time, &mut self.next_lease);
-            let is_release_requested = holding.is_release_requested;
-            self.deliver(other.id, grant, is_release_requested);
+            let Claim { ttl, is_renewed, .. } = other.claim;
+            self.enter_holding(now, name, id, other.id, EntryTerms { ttl, is_renewed, hold_time: other.hold_time });
         }
+    }
+
+    /// Lets a caller share a holding of its owner.
+    pub(super) fn enter_holding(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        id: AcquisitionId,
+        waiter: WaiterId,
+        EntryTerms { ttl, is_renewed, hold_time }: EntryTerms,
+    ) {
+        let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
+            return;
+        };
+        holding.raise_ttl(now, ttl, is_renewed);
+        let grant = enter(holding, now, hold_time, &mut self.next_lease);
+        let is_release_requested = holding.is_release_requested;
+        self.deliver(waiter, grant, is_release_requested);
     }
 
     /// Grants a lease to its caller. `is_release_requested`: the holder was asked earlier to

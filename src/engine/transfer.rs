@@ -3,7 +3,7 @@
 use super::action::{Action, Exported, LeaseId, LeaseSpec, Refusal, WaiterId};
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT};
-use super::{Engine, enter};
+use super::{Engine, EntryTerms};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -56,10 +56,8 @@ impl Engine {
             if holding.token != exported.token {
                 return self.refuse(id, Refusal::Lost);
             }
-            holding.raise_ttl(now, ttl, is_renewed);
-            let grant = enter(holding, now, hold_time, &mut self.next_lease);
-            let is_release_requested = holding.is_release_requested;
-            self.deliver(id, grant, is_release_requested);
+            let holding = holding.id();
+            self.enter_holding(now, &name, holding, id, EntryTerms { ttl, is_renewed, hold_time });
             return self.advance(now, &name);
         }
         let waiter_state = if is_exclusive { WaiterState::New } else { WaiterState::Granted(exported.token) };

@@ -6,7 +6,7 @@ use super::action::{Action, LeaseSpec, Refusal, WaitMode, WaiterId};
 use super::holding::Holding;
 use super::name::NameState;
 use super::waiter::Waiter;
-use super::{Engine, enter};
+use super::{Engine, EntryTerms};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -36,10 +36,8 @@ impl Engine {
         if reenters && let Some(holding) = entered.filter(|_| !is_converting) {
             match (holding.claim.mode, mode) {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
-                    holding.raise_ttl(now, ttl, is_renewed);
-                    let grant = enter(holding, now, hold_time, &mut self.next_lease);
-                    let is_release_requested = holding.is_release_requested;
-                    self.deliver(id, grant, is_release_requested);
+                    let holding = holding.id();
+                    self.enter_holding(now, &name, holding, id, EntryTerms { ttl, is_renewed, hold_time });
                     return self.advance(now, &name);
                 }
                 (Mode::READ, Mode::Exclusive) => return self.refuse(id, Refusal::Conversion { name }),
