@@ -246,7 +246,7 @@ impl LeaseStore for PostgresStore {
         Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
     }
 
-    fn settle(&mut self) -> StoreFuture<'_, ()> {
+    fn until_ready(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(self.connection.finish_replacement())
     }
 

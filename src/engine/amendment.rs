@@ -80,7 +80,7 @@ impl Engine {
                 // decides.
                 Some(amending) => {
                     amending.state = AmendmentState::Refused;
-                    holding.settle(&self.heartbeat);
+                    holding.fix_deadline(&self.heartbeat);
                     holding.epoch = Epoch::default();
                 }
                 None => {}
@@ -146,7 +146,7 @@ impl Engine {
 
     /// Settles an amendment that the store refused, after a look: the holding still exists, with
     /// this token.
-    pub(super) fn settle_refused_amendment(
+    pub(super) fn answer_refused_amendment(
         &mut self,
         now: Moment,
         name: &LockName,

@@ -159,7 +159,7 @@ impl Engine {
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { answer.sent_at };
         if response.as_ref().is_some_and(|response| self.heartbeat.is_news(response)) {
             for holding in self.names.values_mut().flat_map(|state| &mut state.holdings) {
-                holding.settle(&self.heartbeat);
+                holding.fix_deadline(&self.heartbeat);
             }
         }
         let shortest = self.shortest();
@@ -246,7 +246,7 @@ impl Engine {
         for lease in holding.leaving.drain(..looking_for) {
             self.actions.push(Action::Released { lease, verdict: Verdict::Held });
         }
-        self.settle_refused_amendment(now, name, id, token);
+        self.answer_refused_amendment(now, name, id, token);
         self.note_release_requests(name, requested_up_to);
     }
 
@@ -286,7 +286,7 @@ impl Engine {
         holding.extend_at = None;
         match extended {
             ChangeOutcome::Done => {
-                holding.settle(&self.heartbeat);
+                holding.fix_deadline(&self.heartbeat);
                 holding.ttl = terms.ttl;
                 holding.is_renewed |= is_renewed;
                 if is_renewed {
@@ -303,7 +303,7 @@ impl Engine {
             }
             // The holding was taken away, or was about to expire: a look decides.
             ChangeOutcome::NotHeld => {
-                holding.settle(&self.heartbeat);
+                holding.fix_deadline(&self.heartbeat);
                 (holding.epoch, holding.may_be_lost) = (Epoch::default(), true);
             }
         }

@@ -306,7 +306,7 @@ impl Holding {
 
     /// Fixes the deadline reached by the heartbeats so far: heartbeats of a later epoch do not
     /// count.
-    pub(super) fn settle(&mut self, heartbeat: &Heartbeat) {
+    pub(super) fn fix_deadline(&mut self, heartbeat: &Heartbeat) {
         self.deadline = self.deadline(heartbeat);
     }
 

@@ -28,7 +28,7 @@ impl Engine {
     /// Looks up every holding of a name.
     pub(super) fn look_up(&mut self, now: Moment, name: &LockName) {
         for holding in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.holdings) {
-            holding.settle(&self.heartbeat);
+            holding.fix_deadline(&self.heartbeat);
             holding.epoch = Epoch::default();
             holding.may_be_lost = true;
         }

@@ -118,8 +118,8 @@ impl NameState {
 
     pub(super) fn is_idle(&self) -> bool {
         let is_empty = self.waiters.is_empty() && self.holdings.is_empty() && self.withdrawals.is_empty();
-        let is_settled = self.undecided.is_empty() && self.detachments.is_empty() && self.read_at.is_none();
-        is_empty && is_settled && !self.is_busy()
+        let is_decided = self.undecided.is_empty() && self.detachments.is_empty() && self.read_at.is_none();
+        is_empty && is_decided && !self.is_busy()
     }
 
     /// Returns the end of the last acquisition, if one has ended.

@@ -33,11 +33,11 @@ pub(super) struct Task<O: Operation> {
     operation: O,
     output: Option<O::Output>,
     reply: Option<Reply<O::Output>>,
-    attempts: Attempts,
+    attempts: TaskAttempts,
 }
 
 /// The attempts of one operation.
-pub(super) struct Attempts {
+pub(super) struct TaskAttempts {
     pub(super) answer_timeout: Duration,
     pub(super) since: Instant,
     pub(super) sent_at: Moment,
@@ -55,7 +55,7 @@ pub(super) struct Attempts {
 
 /// A [`Task`] of any operation.
 pub(super) trait Pending: Send {
-    fn attempts(&mut self) -> &mut Attempts;
+    fn attempts(&mut self) -> &mut TaskAttempts;
 
     fn attempted(&self) -> &'static str;
 
@@ -106,7 +106,7 @@ impl<O: Operation> Task<O> {
     }
 
     fn with_reply(operation: O, answer_timeout: Duration, clock: Clock, reply: Reply<O::Output>) -> Self {
-        let attempts = Attempts {
+        let attempts = TaskAttempts {
             answer_timeout,
             since: Instant::now(),
             sent_at: clock.now(),
@@ -128,7 +128,7 @@ impl<O: Operation> Task<O> {
 
     fn answer(&mut self, result: Result<O::Output, Error>, answers: &mut Answers) {
         if let Some(reply) = self.reply.take() {
-            let Attempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
+            let TaskAttempts { sent_at, may_linger, is_repeated, .. } = self.attempts;
             // A panic of the receiver must not end the worker.
             let _ = panics::caught(|| reply(OperationAnswer { result, sent_at, may_linger, is_repeated }, answers));
         }
@@ -156,7 +156,7 @@ impl<O: Operation> Drop for Task<O> {
 }
 
 impl<O: Operation> Pending for Task<O> {
-    fn attempts(&mut self) -> &mut Attempts {
+    fn attempts(&mut self) -> &mut TaskAttempts {
         &mut self.attempts
     }
 

@@ -255,7 +255,7 @@ async fn open_in(opening: Duration, servers: &Servers, executor: &Executor) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_connection_for_heartbeats_is_opened_with_the_first_request() {
+async fn slow_heartbeat_connection_is_opened_with_first_request() {
     for (opening, has_requests, connections) in [(0, true, 1), (1, false, 1), (1, true, 2)] {
         let servers = Servers::new();
         let executor = start(&servers);

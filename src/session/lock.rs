@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::sync::oneshot;
 
-use super::message::Grant;
+use super::message::SessionGrant;
 use crate::error::{Error, LossCause, Result};
 use crate::name::LockName;
 
@@ -39,11 +39,11 @@ use crate::name::LockName;
 #[doc(alias = "guard")]
 #[must_use = "dropping a session lock releases it"]
 pub struct SessionLock {
-    grant: Grant,
+    grant: SessionGrant,
 }
 
 impl SessionLock {
-    pub(super) fn new(grant: Grant) -> Self {
+    pub(super) fn new(grant: SessionGrant) -> Self {
         Self { grant }
     }
 
@@ -99,7 +99,7 @@ impl SessionLock {
 
 impl fmt::Debug for SessionLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Grant { name, shared, liveness, .. } = &self.grant;
+        let SessionGrant { name, shared, liveness, .. } = &self.grant;
         f.debug_struct("SessionLock")
             .field("name", name)
             .field("shared", shared)

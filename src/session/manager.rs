@@ -58,7 +58,8 @@ impl SessionManager {
     }
 
     /// Ends all locks and all waits at once. The future completes when the server has confirmed the
-    /// end, or after 4 seconds.
+    /// end, or after some 20 seconds at most: a statement in flight has the time of the session, and
+    /// the end another 4 seconds.
     pub(crate) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (done, closed) = oneshot::channel();

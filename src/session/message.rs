@@ -12,7 +12,7 @@ use crate::name::LockName;
 
 pub(super) enum Message {
     /// A caller requests a name.
-    Acquire(LockName, Waiter),
+    Acquire(LockName, SessionWaiter),
     /// A caller has stopped waiting for a name.
     Cancel(LockName),
     /// A holder releases a lock.
@@ -24,17 +24,17 @@ pub(super) enum Message {
 }
 
 /// A caller that waits for a name, or tries it once.
-pub(super) struct Waiter {
+pub(super) struct SessionWaiter {
     pub(super) shared: bool,
     /// Whether the caller tries once and does not wait.
     pub(super) is_try: bool,
     /// Set when another holder of the name is known.
     pub(super) is_contended: Arc<AtomicBool>,
-    pub(super) reply: oneshot::Sender<Result<Option<Grant>>>,
+    pub(super) reply: oneshot::Sender<Result<Option<SessionGrant>>>,
 }
 
 /// A granted lock. Dropping it releases the lock.
-pub(super) struct Grant {
+pub(super) struct SessionGrant {
     pub(super) name: LockName,
     pub(super) shared: bool,
     pub(super) liveness: Arc<Liveness>,
@@ -42,7 +42,7 @@ pub(super) struct Grant {
     pub(super) is_released: bool,
 }
 
-impl Grant {
+impl SessionGrant {
     /// Sends the lock back, once. `outcome` receives whether the lock was held to the end.
     pub(super) fn send_release(&mut self, outcome: Option<oneshot::Sender<Result<(), LossCause>>>) {
         if std::mem::replace(&mut self.is_released, true) {
@@ -61,7 +61,7 @@ impl Grant {
     }
 }
 
-impl Drop for Grant {
+impl Drop for SessionGrant {
     fn drop(&mut self) {
         self.send_release(None);
     }

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::message::Waiter;
+use super::message::SessionWaiter;
 use crate::backoff::Backoff;
 
 #[derive(Default)]
-pub(super) struct NameState {
+pub(super) struct SessionNameState {
     pub(super) holders: Holders,
-    pub(super) waiters: VecDeque<Waiter>,
+    pub(super) waiters: VecDeque<SessionWaiter>,
     pub(super) backoff: Option<Backoff>,
     /// When the server is asked for the name again.
     pub(super) retry_at: Option<Instant>,

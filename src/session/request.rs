@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::lock::SessionLock;
-use super::message::{Grant, Message, Waiter};
+use super::message::{Message, SessionGrant, SessionWaiter};
 use crate::backend::{Kind, SessionHolder};
 use crate::backoff::ROUND_TRIP;
 use crate::client::Client;
@@ -21,7 +21,7 @@ use crate::name::LockName;
 /// How long a try waits for the database: long enough to give up a connection and fail to open
 /// another, so that the error has the reason. A try of a lease may end earlier, because its error
 /// has the reason of the last lost connection.
-const TRY_TIMEOUT: Duration = Duration::from_secs(10);
+const SESSION_TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The operation of a request, for errors.
 const ACQUIRE: &str = "acquire a session lock";
@@ -183,7 +183,9 @@ impl SessionRequest {
         let name = LockName::new(self.name)?;
         let holders = self.client.backend.session_holders(&name);
         let attempted = "list the holders of a session lock";
-        timeout(TRY_TIMEOUT, holders).await.unwrap_or_else(|_| Err(no_answer_error(attempted, TRY_TIMEOUT)))
+        timeout(SESSION_TRY_TIMEOUT, holders)
+            .await
+            .unwrap_or_else(|_| Err(no_answer_error(attempted, SESSION_TRY_TIMEOUT)))
     }
 
     fn send(self, is_try: bool) -> Result<PendingRequest> {
@@ -196,7 +198,7 @@ impl SessionRequest {
         }
         let (reply, answer) = oneshot::channel();
         let is_contended = Arc::new(AtomicBool::new(false));
-        let waiter = Waiter { shared: self.shared, is_try, is_contended: Arc::clone(&is_contended), reply };
+        let waiter = SessionWaiter { shared: self.shared, is_try, is_contended: Arc::clone(&is_contended), reply };
         let messages = self.client.sessions.start(&self.client.backend)?;
         let _ = messages.send(Message::Acquire(name.clone(), waiter));
         Ok(PendingRequest { name, messages, is_contended, answer, is_answered: false })
@@ -215,7 +217,7 @@ struct PendingRequest {
     messages: UnboundedSender<Message>,
     /// Whether another holder of the name is known.
     is_contended: Arc<AtomicBool>,
-    answer: oneshot::Receiver<Result<Option<Grant>>>,
+    answer: oneshot::Receiver<Result<Option<SessionGrant>>>,
     is_answered: bool,
 }
 
@@ -228,7 +230,9 @@ impl PendingRequest {
 
     /// Waits for the answer to a try, with a limit for the database.
     async fn answer_within_timeout(&mut self) -> Result<Option<SessionLock>> {
-        timeout(TRY_TIMEOUT, self.answer()).await.unwrap_or_else(|_| Err(no_answer_error(ACQUIRE, TRY_TIMEOUT)))
+        timeout(SESSION_TRY_TIMEOUT, self.answer())
+            .await
+            .unwrap_or_else(|_| Err(no_answer_error(ACQUIRE, SESSION_TRY_TIMEOUT)))
     }
 
     /// Makes the error of a wait that reached its limit. Without a known holder, the database did

@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{SessionConnection, StatementError};
 use super::liveness::Liveness;
-use super::message::{Grant, Message, Waiter};
-use super::name::{Admission, Holders, NameState};
+use super::message::{Message, SessionGrant, SessionWaiter};
+use super::name::{Admission, Holders, SessionNameState};
 use crate::backend::Backend;
 use crate::backoff::{Backoff, OUTAGE_TOLERANCE};
 use crate::clock::Moment;
@@ -41,7 +41,7 @@ struct Outage {
 pub(super) struct SessionTask {
     backend: Arc<dyn Backend>,
     messages: WeakUnboundedSender<Message>,
-    names: HashMap<LockName, NameState>,
+    names: HashMap<LockName, SessionNameState>,
     /// When to ask the server again, for each name that a caller waits for.
     schedule: BTreeSet<(Instant, LockName)>,
     connection: Option<SessionConnection>,
@@ -126,7 +126,7 @@ impl SessionTask {
         }
     }
 
-    async fn enqueue(&mut self, name: LockName, waiter: Waiter) {
+    async fn enqueue(&mut self, name: LockName, waiter: SessionWaiter) {
         if self.is_draining {
             let _ = waiter.reply.send(Err(Error::Closed));
             return;
@@ -208,7 +208,7 @@ impl SessionTask {
             return;
         };
         // A grant that nobody receives is dropped here, which releases the lock.
-        let grant = Grant { name: name.clone(), shared, liveness, messages, is_released: false };
+        let grant = SessionGrant { name: name.clone(), shared, liveness, messages, is_released: false };
         let _ = first.reply.send(Ok(Some(grant)));
     }
 
@@ -219,7 +219,7 @@ impl SessionTask {
         };
         let (tries, waiters) = std::mem::take(&mut state.waiters).into_iter().partition(|waiter| waiter.is_try);
         state.waiters = waiters;
-        for Waiter { reply, .. } in tries {
+        for SessionWaiter { reply, .. } in tries {
             let _ = reply.send(Ok(None));
         }
         for waiter in &state.waiters {

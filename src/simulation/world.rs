@@ -74,7 +74,7 @@ const REQUESTS_PER_SECOND: u32 = 200;
 /// faults.
 const EXTENDED_WITHIN: u64 = 1_500 * MILLISECOND;
 
-struct Pending {
+struct PendingRequest {
     body: Arc<Request>,
     /// When the last attempt was sent.
     sent_at: Moment,
@@ -94,7 +94,7 @@ struct Client {
     offset: u64,
     /// The rate of its clock, in millionths above that of the store.
     drift: i64,
-    requests: BTreeMap<RequestId, Pending>,
+    requests: BTreeMap<RequestId, PendingRequest>,
     /// Whether the connection of its heartbeat is dead.
     is_cut: bool,
     /// The second in which it has sent its latest request, and how many since its begin.

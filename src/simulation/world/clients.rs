@@ -1,7 +1,9 @@
 //! Clients: the inputs and the actions of their engines.
 
 use super::super::checker::{self, Belief};
-use super::{Actor, ActorState, Delivery, MICROSECOND, Pending, Releasing, Resumable, World, WorldEvent, describe};
+use super::{
+    Actor, ActorState, Delivery, MICROSECOND, PendingRequest, Releasing, Resumable, World, WorldEvent, describe,
+};
 use crate::engine::{Action, Engine, Grant, Input, LeaseId};
 use crate::error::LossCause;
 use crate::protocol::{AcquisitionId, ClientId, Mode, Request};
@@ -135,7 +137,7 @@ impl World {
                 let is_beat = matches!(*body, Request::Register { .. } | Request::Beat { .. });
                 let found_connection_dead = is_beat && std::mem::take(&mut self.clients[client].is_cut);
                 self.clients[client].connection += u32::from(found_connection_dead);
-                let pending = Pending { body, sent_at, attempts: 0, life, found_connection_dead };
+                let pending = PendingRequest { body, sent_at, attempts: 0, life, found_connection_dead };
                 self.clients[client].requests.insert(request, pending);
                 self.check_rate(client);
                 self.attempt(client, request);

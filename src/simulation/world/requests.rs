@@ -3,7 +3,9 @@
 use std::slice;
 use std::sync::Arc;
 
-use super::{ATTEMPT, ATTEMPTS, Client, LOCK_WAIT, MILLISECOND, Pending, SECOND, Transaction, World, WorldEvent};
+use super::{
+    ATTEMPT, ATTEMPTS, Client, LOCK_WAIT, MILLISECOND, PendingRequest, SECOND, Transaction, World, WorldEvent,
+};
 use crate::backend::memory::TransactionId;
 use crate::engine::{Answer, Input, SharedError};
 use crate::protocol::{ClientId, Granted, Notification, ReleaseOutcome, Request, RequestId, Response};
@@ -193,7 +195,7 @@ impl World {
         attempt: u32,
         response: Result<Response, ()>,
     ) {
-        let is_awaited = |pending: &Pending| pending.life == life && pending.attempts == attempt;
+        let is_awaited = |pending: &PendingRequest| pending.life == life && pending.attempts == attempt;
         if !self.clients[client].requests.get(&request).is_some_and(is_awaited) {
             return;
         }
