@@ -574,7 +574,10 @@ async fn read_or_leave(locks: sqlock::Locks, place: u64) {
 /// Spawns a request, and waits until it is the first in the queue.
 async fn first_in_queue(request: sqlock::LeaseRequest, observer: &sqlock::Locks) -> Granting {
     let granting = tokio::spawn(request.label("next").acquire());
-    while observer.waiters("a").await.expect("waiters").first().is_none_or(|first| first.label != "next") {}
+    let queued = async {
+        while observer.waiters("a").await.expect("waiters").first().is_none_or(|first| first.label != "next") {}
+    };
+    timeout(Duration::from_secs(60), queued).await.expect("the request stands in the queue");
     granting
 }
 

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use sqlock::lease::ExportedLease;
 use sqlock::{Error, FencingToken, LossCause};
-use tokio::time::Instant;
 
-use crate::support::{LONG, SOON, exported, fresh, renewed_twice, soon};
+use crate::support::{LONG, SOON, exported, fresh, renewed_twice, soon, until};
 
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -96,10 +95,7 @@ async fn ended_lease_cannot_be_resumed() {
     }
     let second = theirs.lease("replaced").ttl(LONG).acquire().await.expect("acquire");
     theirs.resume(twice.clone()).await.expect("resume").release().await.expect("release");
-    let until = Instant::now() + SOON;
-    while theirs.inspect("late").await.expect("inspect").is_some() {
-        assert!(Instant::now() < until, "it does not expire");
-    }
+    until("the expiry", async || theirs.inspect("late").await.expect("inspect").is_none()).await;
 
     for exported in [late, taken, evicted, replaced, twice] {
         let (name, token) = (exported.name().clone(), exported.token());
@@ -259,8 +255,9 @@ async fn shutdown_closes_all_waiters() {
             waiters.spawn(request.acquire());
         }
     }
-    // Long enough for waiters behind another process to have asked and been refused.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // Of those behind another process, the first ones have entries.
+    until("the waits", async || ours.health().waiting == 8).await;
+    until("an entry", async || !theirs.waiters("there").await.expect("waiters").is_empty()).await;
     soon("the shutdown", ours.shutdown()).await.expect("shutdown");
     for waiter in soon("their answers", waiters.join_all()).await {
         assert!(matches!(waiter, Err(Error::Closed)), "{waiter:?}");

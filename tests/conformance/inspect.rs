@@ -42,7 +42,7 @@ async fn inspect_reports_holder_token_and_expiry() {
 
 /// On MySQL and MariaDB, the character set of the caller's pool does not change what is stored.
 #[tokio::test]
-async fn label_is_stored_whatever_the_character_set_of_the_pool() {
+async fn label_ignores_character_set_of_pool() {
     const LABEL: &str = "Ünïcode, 日本語";
     let db = fresh().await;
     let url = match DATABASE {

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::shared::TRY;
 use crate::support::blocked::block_past;
-use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, times_out};
+use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, times_out, until};
 use crate::{DATABASE, Sql};
 
 /// The TTL of a lease that must expire.
@@ -634,10 +634,8 @@ async fn tokens_rise_after_every_kind_of_end() {
 
 /// Purges the row of a name that is free.
 async fn sweep_away(locks: &Locks, name: &str) {
-    let until = Instant::now() + SOON;
-    while locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep") == 0 {
-        assert!(Instant::now() < until, "{name} is not purged");
-    }
+    let sweeper = locks.sweeper().retention(Duration::ZERO);
+    until(&format!("the purge of {name}"), async || sweeper.clone().sweep().await.expect("sweep") > 0).await;
 }
 
 #[tokio::test]

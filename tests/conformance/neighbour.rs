@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::network;
 use crate::DATABASE;
 use crate::support::worker::Worker;
-use crate::support::{Database, LONG, TestDatabase, builder, connect, fresh, soon};
+use crate::support::{Database, LONG, TestDatabase, builder, connect, fresh, soon, until, until_waiters};
 
 /// The number of leases held during the fault, and their TTL. Deaf connections are found by the
 /// silence of the server: a third of the TTL, and four seconds without the suspicion. A busy
@@ -49,15 +49,6 @@ async fn neighbours(locks: &Locks, ttl: Duration) -> Vec<Lease> {
     acquire_all(locks, "neighbour", LEASES, ttl).await
 }
 
-async fn until_waited_for(locks: &Locks, name: &str) {
-    let waited_for = async {
-        while locks.waiters(name).await.expect("waiters").is_empty() {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    soon("a waiter", waited_for).await;
-}
-
 #[tokio::test]
 async fn handovers_at_once_cost_no_lease() {
     let db = fresh().await;
@@ -66,7 +57,7 @@ async fn handovers_at_once_cost_no_lease() {
     let held = acquire_all(&locks, "handover", HANDOVERS, LONG).await;
     let waiting = tokio::spawn(async move { acquire_all(&other, "handover", HANDOVERS, LONG).await });
     for i in 0..HANDOVERS {
-        until_waited_for(&locks, &format!("handover/{i}")).await;
+        until_waiters(&locks, &format!("handover/{i}"), 1).await;
     }
     release_all(held).await;
     release_all(soon("the hand-overs", waiting).await.expect("no panic")).await;
@@ -111,12 +102,7 @@ async fn silent_connections_cost_no_lease() {
     let locks = builder(connect(&url, 1).await).build();
     let leases = neighbours(&locks, TTL).await;
     // The heartbeat is on its connection.
-    soon("a heartbeat", async {
-        while locks.health().last_heartbeat.is_none() {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("a heartbeat", async || locks.health().last_heartbeat.is_some()).await;
     proxy.swallow_all();
     sleep(TTL + Duration::from_secs(2)).await;
     release_all(leases).await;
@@ -130,7 +116,7 @@ async fn dead_waiter_costs_no_other_lease() {
     let lease = locks.lease("dead").acquire().await.expect("acquire");
     let mut waiter = Worker::start(&db.url);
     assert_eq!(waiter.ask(&format!("wait dead {}", LONG.as_millis())).await, "waiting");
-    until_waited_for(&locks, "dead").await;
+    until_waiters(&locks, "dead", 1).await;
     waiter.kill();
     lease.release().await.expect("release");
     let next = soon("the lease", locks.lease("dead").acquire()).await.expect("acquire");

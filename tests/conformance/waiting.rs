@@ -20,7 +20,9 @@ use tokio::time::{Instant, sleep};
 use super::network::behind_a_proxy;
 use crate::support::server::{Kind, PgBouncer, Server};
 use crate::support::worker::Worker;
-use crate::support::{ARRIVALS_APART, Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, until};
+use crate::support::{
+    ARRIVALS_APART, Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, until, until_waiters,
+};
 use crate::{DATABASE, Sql};
 
 /// How long a grant to another process lasts until its client has confirmed it, and an entry
@@ -197,7 +199,7 @@ async fn try_acquire_never_jumps_the_queue() {
 
 /// A slow database is not an unreachable one: the answer to the waiter refuses the try.
 #[tokio::test]
-async fn try_behind_waiter_of_its_client_waits_for_slow_database() {
+async fn try_behind_waiter_waits_for_slow_database() {
     const SLOW: Duration = Duration::from_millis(300);
     let db = fresh().await;
     let proxy = (DATABASE != Database::Sqlite).then(|| behind_a_proxy(&db.url));
@@ -910,8 +912,7 @@ async fn waiters_behind_pooler_are_granted() {
     let mut slowest = Duration::ZERO;
     for i in 0..6 {
         let next = tokio::spawn(pooled[i % 2].lease("a").ttl(LONG).acquire());
-        let in_line = async { while direct.waiters("a").await.expect("asked").is_empty() {} };
-        soon("an entry", in_line).await;
+        until_waiters(&direct, "a", 1).await;
         // Long enough for it to have tried to listen.
         sleep(Duration::from_millis(700)).await;
         let (token, released) = (held.token(), Instant::now());

@@ -65,15 +65,6 @@ impl Drop for Stoppable {
     }
 }
 
-async fn until_so_many_wait(locks: &Locks, count: usize) {
-    let seen = async {
-        while locks.waiters("a").await.expect("waiters").len() != count {
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon(&format!("a line of {count}"), seen).await;
-}
-
 /// The entries of a stopped process expire and are purged; when it continues, its waiters queue
 /// again, and must still be able to leave the queue.
 #[tokio::test]
@@ -82,17 +73,17 @@ async fn waits_abandoned_after_a_stall_are_removed() {
     let (client, rival) = (Stoppable::new(&db).await, db.locks().await);
     let holder = rival.lease("a").ttl(LONG).acquire().await.expect("acquire");
     client.order(Order::Wait { name: "a", times: 10 });
-    until_so_many_wait(&rival, 10).await;
+    until_waiters(&rival, "a", 10).await;
     let (go_on, stopped) = mpsc::channel();
     client.order(Order::Stop(stopped));
-    until_so_many_wait(&rival, 0).await;
+    until_waiters(&rival, "a", 0).await;
     // A release without a live waiter purges the entries.
     holder.release().await.expect("release");
     let holder = soon("the name", rival.lease("a").ttl(LONG).acquire()).await.expect("acquire");
     drop(go_on);
-    until_so_many_wait(&rival, 10).await;
+    until_waiters(&rival, "a", 10).await;
     client.order(Order::GiveUp);
-    until_so_many_wait(&rival, 0).await;
+    until_waiters(&rival, "a", 0).await;
     holder.release().await.expect("release");
 }
 
