@@ -14,11 +14,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A shorter time limit of a server can end a statement of sqlock, or a fenced transaction: a busy
-/// server takes some tenths of a second to answer.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
-
 /// How often two connections are asked for their sessions, to find a pooler that lends one session
 /// to both.
 #[cfg(any(feature = "postgres", feature = "mysql"))]

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use crate::command::doctor::probe::{Rows, SHORTEST_LIMIT, format_brief};
+use crate::command::doctor::probe::{Rows, format_brief};
 use crate::command::doctor::report::Check;
+
+/// A shorter time limit can end a statement of sqlock, or a fenced transaction: a busy server takes
+/// some tenths of a second to answer.
+const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 
 /// A server that ends sessions after a shorter idle time ends connections that sqlock seldom uses.
 const SHORTEST_IDLE_LIMIT: Duration = Duration::from_secs(10);
