@@ -60,7 +60,7 @@ impl Idempotency {
     /// At REPEATABLE READ and SERIALIZABLE, a duplicate that committed after this transaction began
     /// to read causes [`RowError::StaleSnapshot`](crate::row::RowError::StaleSnapshot) on
     /// PostgreSQL (and on MariaDB with `innodb_snapshot_isolation`): run the transaction again. So
-    /// does a record on MySQL and MariaDB that expires during the call.
+    /// does an expired record on MySQL and MariaDB that another transaction has locked.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Idempotency {
     ) -> Result<Outcome<Claim, Stored>> {
         self.check_transaction(tx)?;
         let failed = record_error::<DB>("claim a key");
-        let (mut rival, mut is_expired) = (None, false);
+        let mut rival = None;
         for attempt in 0..MAX_READS {
             if attempt > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -122,7 +122,9 @@ impl Idempotency {
                             return Ok(if is_same { Outcome::InProgress } else { Outcome::Expired });
                         }
                         Some(known) => return Ok(known),
-                        None => is_expired = true,
+                        // This transaction has locked the expired record, so no connection deletes it.
+                        None if DB::CLAIM_MAY_WAIT => return Err(stale_snapshot_error()),
+                        None => {}
                     }
                 } else if claim.issued {
                     // On PostgreSQL above READ COMMITTED, a transaction does not see a token that
@@ -147,10 +149,6 @@ impl Idempotency {
             {
                 return Ok(outcome.without_new());
             }
-        }
-        if DB::CLAIM_MAY_WAIT && is_expired && rival.is_none() {
-            // This transaction has locked the record, so no other connection deletes it.
-            return Err(stale_snapshot_error());
         }
         Ok(Outcome::InProgress)
     }

@@ -152,12 +152,9 @@ impl Idempotency {
         T: Serialize + DeserializeOwned,
         F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, RunError<E>> + Clone,
     {
-        let mut attempts = self.retry.start_attempts();
+        let (mut attempts, mut peeks) = (self.retry.start_attempts(), DB::CLAIM_MAY_WAIT);
         loop {
-            if DB::CLAIM_MAY_WAIT
-                && !doubt.is_open()
-                && let Some(outcome) = self.peek(claim).await?
-            {
+            if peeks && let Some(outcome) = self.peek(claim).await? {
                 return Ok(decode_outcome(outcome)?);
             }
             let work = work.clone();
@@ -190,6 +187,8 @@ impl Idempotency {
                 }
                 Err(AttemptEnd::Final(error)) => return Err(RunEnd::Failed(error)),
             }
+            // Otherwise the claim itself shows whether the earlier attempt was committed.
+            peeks = DB::CLAIM_MAY_WAIT && !doubt.is_open();
         }
     }
 

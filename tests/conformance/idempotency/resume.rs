@@ -124,16 +124,18 @@ async fn resolution_whose_reply_was_lost_is_recorded_once() {
         return; // There is no network between.
     }
     let app = app().await;
-    let token = app.unknown(&alice("a")).await;
     let (proxy, url) = behind_a_reading_proxy(&app.counters.db.url);
     let locks = builder(connect(&url, 2).await).build();
     let far = Idempotency::new(&locks).namespace("payments");
-    let key = alice("a");
-    proxy.cut_reply_to("COMMIT");
-    let resolving = far.resolve(&key, token, Resolution::done(&7).expect("JSON").by("ann"));
-    assert!(soon("the resolution", resolving).await.expect("resolve"));
-    assert_eq!(app.resolutions(&alice("a")).await.len(), 1);
-    assert_eq!(state(&app, "a").await, Some(("done", 1)));
+    let done = Resolution::done(&7).expect("JSON");
+    for (name, resolution, left) in [("a", done, Some(("done", 1))), ("b", Resolution::failed(), None)] {
+        let key = alice(name);
+        let token = app.unknown(&key).await;
+        proxy.cut_reply_to("COMMIT");
+        assert!(soon("the resolution", far.resolve(&key, token, resolution.by("ann"))).await.expect("resolve"));
+        assert_eq!(app.resolutions(&key).await.len(), 1);
+        assert_eq!(state(&app, name).await, left);
+    }
 }
 
 /// The resolution cannot be stored, as for a user without the right to write it.
