@@ -93,6 +93,23 @@ impl SessionConnection {
         answer
     }
 
+    /// Unlocks a name that this client holds. Returns whether it was held. A statement that the
+    /// server refused, as when an operator cancelled it, is sent once more: if it finds nothing, the
+    /// first one took effect.
+    pub(super) async fn unlock(&mut self, name: &LockName, shared: bool) -> Result<bool, StatementError> {
+        match self.send(|locks| locks.unlock(name, shared)).await {
+            Err(StatementError::Refused(_)) if self.has_session() => {
+                self.send(|locks| locks.unlock(name, shared)).await.map(|_| true)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Returns whether the locks belong to a session of a server, of which any answer is a proof.
+    fn has_session(&self) -> bool {
+        self.locks.session_timeout().is_some()
+    }
+
     /// Sends a statement. Any answer proves that the session is alive.
     pub(super) async fn send<'a, T>(
         &'a mut self,
@@ -102,7 +119,7 @@ impl SessionConnection {
         // A shorter limit would abandon locks that the server may still hold for this session.
         let limit = if self.locked == 0 { ANSWER_TIMEOUT } else { liveness.remaining() };
         let (sent_at, sent) = (Moment::now(), Instant::now());
-        let has_session = self.locks.session_timeout().is_some();
+        let has_session = self.has_session();
         let answer = match timeout(limit, panics::caught_in(statement(&mut *self.locks))).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(panic)) => return Err(StatementError::Lost(panics::reason(&panic))),
@@ -128,9 +145,7 @@ impl SessionConnection {
     /// cancelled it, is sent once more. On SQLite, a refusal means that a lock is lost.
     pub(super) async fn ping(&mut self) -> Result<(), StatementError> {
         match self.send(|locks| locks.ping()).await {
-            Err(StatementError::Refused(_)) if self.locks.session_timeout().is_some() => {
-                self.send(|locks| locks.ping()).await
-            }
+            Err(StatementError::Refused(_)) if self.has_session() => self.send(|locks| locks.ping()).await,
             answer => answer,
         }
     }
@@ -192,7 +207,7 @@ mod tests {
     #[derive(Default)]
     struct RefusingServer {
         locked: Arc<AtomicUsize>,
-        refuses_unlock: bool,
+        refused_unlocks: u32,
         refused_pings: u32,
         _end: Option<EndProbe>,
     }
@@ -228,7 +243,8 @@ mod tests {
 
         fn unlock<'a>(&'a mut self, _: &'a LockName, _: bool) -> StoreFuture<'a, bool> {
             Box::pin(async {
-                if self.refuses_unlock {
+                if let Some(left) = self.refused_unlocks.checked_sub(1) {
+                    self.refused_unlocks = left;
                     return refuse();
                 }
                 Ok(self.locked.fetch_sub(1, Ordering::Relaxed) > 0)
@@ -266,6 +282,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn cancelled_unlock_is_repeated_once() -> Result<(), Box<dyn StdError>> {
+        for (refused_unlocks, is_alive) in [(1, true), (2, false)] {
+            let server = RefusingServer { refused_unlocks, ..RefusingServer::default() };
+            let mut connection = SessionConnection::new(Box::new(server), Moment::now());
+            let unlocked = connection.unlock(&LockName::new("a")?, false).await;
+            assert_eq!(matches!(unlocked, Ok(true)), is_alive, "{refused_unlocks}");
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
     async fn refused_ping_is_repeated_once() {
         for (refused_pings, is_alive) in [(1, true), (2, false)] {
             let server = RefusingServer { refused_pings, ..RefusingServer::default() };
@@ -299,7 +326,7 @@ mod tests {
 
     #[tokio::test]
     async fn refused_unlock_loses_the_connection() -> Result<(), Box<dyn StdError>> {
-        let server = RefusingServer { refuses_unlock: true, ..RefusingServer::default() };
+        let server = RefusingServer { refused_unlocks: 1, ..RefusingServer::default() };
         let mut connection = SessionConnection::new(Box::new(server), Moment::now());
         let lost = connection.try_lock(&LockName::new("a")?, false).await;
         assert!(matches!(lost, Err(StatementError::Lost(_))));

@@ -328,7 +328,7 @@ impl SessionTask {
                     }
                     _ => {
                         let shared = holders != Holders::Exclusive;
-                        (connection.send(|locks| locks.unlock(&name, shared)).await, Holders::None)
+                        (connection.unlock(&name, shared).await, Holders::None)
                     }
                 };
                 match answer {
