@@ -194,7 +194,10 @@ async fn pause() {
 fn retry_limit(error: &MigrateError) -> Duration {
     match error {
         MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _)
-            if matches!(Fault::from_error(e), Fault::Race | Fault::RolledBack | Fault::Blocked | Fault::NoTable) =>
+            if matches!(
+                Fault::from_error(e),
+                Fault::Race | Fault::RolledBack | Fault::Blocked | Fault::Cancelled | Fault::NoTable
+            ) =>
         {
             MIGRATION_TIMEOUT
         }

@@ -64,9 +64,13 @@ impl Error {
             || self.is_blocked()
     }
 
-    /// Returns whether a statement waited too long for another transaction's lock.
+    /// Returns whether a statement waited too long for another transaction's lock, or was
+    /// cancelled.
     pub(crate) fn is_blocked(&self) -> bool {
-        matches!(self, Self::Database { source, .. } if Fault::from_error(source) == Fault::Blocked)
+        let Self::Database { source, .. } = self else {
+            return false;
+        };
+        matches!(Fault::from_error(source), Fault::Blocked | Fault::Cancelled)
     }
 
     /// Returns an error if a duration is out of range.

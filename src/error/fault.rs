@@ -152,7 +152,8 @@ impl Fault {
             // because of inactivity, server in offline mode; error during COMMIT (a Galera node has
             // lost its cluster: the others may have it or not).
             1053 | 1927 | 3169 | 4031 | 3032 | 1180 => Self::ConnectionLost,
-            // Unknown prepared statement: behind a proxy, another server has prepared it.
+            // Unknown prepared statement: a proxy has moved the session to another server. A new
+            // connection prepares its statements again.
             1243 => Self::ConnectionLost,
             // A proxy passes on an error of its own client library, such as 2013, or one of ProxySQL:
             // it has lost its server, which may have executed the statement.
@@ -339,7 +340,7 @@ mod tests {
     #[cfg(feature = "mysql")]
     #[test]
     fn proxy_without_its_server_is_no_refusal() {
-        for number in [2003, 2013, 9001] {
+        for number in [2003, 2013, 9001, 1243] {
             assert_eq!(Fault::from_mysql(number), Fault::ConnectionLost, "{number}");
         }
     }
@@ -356,6 +357,7 @@ mod tests {
     #[test]
     fn table_that_is_being_created_is_not_missing() {
         assert_eq!(Fault::from_sqlite("17", "no such table: sqlock_lease"), Fault::RolledBack);
+        assert_eq!(Fault::from_sqlite("15", "locking protocol"), Fault::RolledBack);
         assert_eq!(Fault::from_sqlite("1", "no such table: sqlock_lease"), Fault::NoTable);
     }
 

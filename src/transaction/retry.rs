@@ -69,7 +69,7 @@ const PAUSE: Backoff = Backoff::between(Duration::from_millis(1), Duration::from
 /// - a deadlock that the database broke by aborting this transaction (PostgreSQL 40P01, MySQL
 ///   1213);
 /// - a serialization failure (40001, MariaDB's 1020), also at the commit;
-/// - SQLite's `SQLITE_BUSY`, `SQLITE_LOCKED` and `SQLITE_SCHEMA`.
+/// - SQLite's `SQLITE_BUSY`, `SQLITE_LOCKED`, `SQLITE_PROTOCOL` and `SQLITE_SCHEMA`.
 ///
 /// Every other error ends the run at once: a lock wait timeout, a lost connection, a violated
 /// constraint. A commit with an unknown outcome ends the run with [`Error::CommitUnknown`].

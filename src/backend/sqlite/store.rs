@@ -104,10 +104,10 @@ pub(super) async fn transaction_until_row(
 }
 
 /// Returns whether another connection blocked a statement: SQLITE_BUSY and SQLITE_LOCKED with all
-/// their kinds.
+/// their kinds, and SQLITE_PROTOCOL.
 pub(super) fn is_busy(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
-    code.is_some_and(|code| matches!(code & 0xff, 5 | 6))
+    code.is_some_and(|code| matches!(code & 0xff, 5 | 6 | 15))
 }
 
 /// Converts the error of a read after a write that took effect. The request counts as unanswered:
