@@ -436,8 +436,8 @@ impl Engine {
     }
 }
 
-/// What a lease that enters a holding asks for.
-struct EntryTerms {
+/// The terms of a lease that enters a holding.
+struct ReentryTerms {
     ttl: Duration,
     is_renewed: bool,
     hold_time: HoldTime,

@@ -196,8 +196,8 @@ async fn to_and_fro(place: &Place, time: Duration, hold: Duration) -> Vec<Turn> 
     let start = Instant::now();
     let mut first = Some(place.bare().await.acquire("to and fro", names[0]).await);
     let mut parties = JoinSet::new();
-    let ears = [place.listener("party_0").await, place.listener("party_1").await];
-    for (i, mut listener) in ears.into_iter().enumerate() {
+    let listeners = [place.listener("party_0").await, place.listener("party_1").await];
+    for (i, mut listener) in listeners.into_iter().enumerate() {
         let (mut bare, log) = (place.bare().await, Arc::clone(&log));
         let mut held = first.take();
         parties.spawn(async move {

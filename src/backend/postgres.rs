@@ -246,7 +246,7 @@ impl LeaseStore for PostgresStore {
         Box::pin(async move { batch::execute(&mut self.store().await?, batch).await })
     }
 
-    fn until_ready(&mut self) -> StoreFuture<'_, ()> {
+    fn wait_until_ready(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(self.connection.finish_replacement())
     }
 

@@ -44,7 +44,7 @@ pub(crate) trait LeaseStore: Send {
     /// # Cancel safety
     ///
     /// The next call goes on.
-    fn until_ready(&mut self) -> StoreFuture<'_, ()> {
+    fn wait_until_ready(&mut self) -> StoreFuture<'_, ()> {
         Box::pin(async { Ok(()) })
     }
 

@@ -144,7 +144,7 @@ impl Engine {
         self.admit(now, name, id);
     }
 
-    /// Settles an amendment that the store refused, after a look: the holding still exists, with
+    /// Answers an amendment that the store refused, after a look: the holding still exists, with
     /// this token.
     pub(super) fn answer_refused_amendment(
         &mut self,

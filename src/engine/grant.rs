@@ -7,7 +7,7 @@ use super::heartbeat::Epoch;
 use super::holding::{EXTEND_AFTER, Holding, relied_on};
 use super::poll_interval::{QueuePace, longest_interval};
 use super::waiter::{Waiter, WaiterState};
-use super::{Engine, EntryTerms, GrantTerms, enter};
+use super::{Engine, GrantTerms, ReentryTerms, enter};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -123,7 +123,7 @@ impl Engine {
                 _ => {}
             }
             let Claim { ttl, is_renewed, .. } = other.claim;
-            self.enter_holding(now, name, id, other.id, EntryTerms { ttl, is_renewed, hold_time: other.hold_time });
+            self.enter_holding(now, name, id, other.id, ReentryTerms { ttl, is_renewed, hold_time: other.hold_time });
         }
     }
 
@@ -134,7 +134,7 @@ impl Engine {
         name: &LockName,
         id: AcquisitionId,
         waiter: WaiterId,
-        EntryTerms { ttl, is_renewed, hold_time }: EntryTerms,
+        ReentryTerms { ttl, is_renewed, hold_time }: ReentryTerms,
     ) {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;

@@ -3,7 +3,7 @@
 use super::action::{Action, Exported, LeaseId, LeaseSpec, Refusal, WaiterId};
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT};
-use super::{Engine, EntryTerms};
+use super::{Engine, ReentryTerms};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
@@ -57,7 +57,7 @@ impl Engine {
                 return self.refuse(id, Refusal::Lost);
             }
             let holding = holding.id();
-            self.enter_holding(now, &name, holding, id, EntryTerms { ttl, is_renewed, hold_time });
+            self.enter_holding(now, &name, holding, id, ReentryTerms { ttl, is_renewed, hold_time });
             return self.advance(now, &name);
         }
         let waiter_state = if is_exclusive { WaiterState::New } else { WaiterState::Granted(exported.token) };

@@ -6,7 +6,7 @@ use super::action::{Action, LeaseSpec, Refusal, WaitMode, WaiterId};
 use super::holding::Holding;
 use super::name::NameState;
 use super::waiter::Waiter;
-use super::{Engine, EntryTerms};
+use super::{Engine, ReentryTerms};
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::name::LockName;
@@ -37,7 +37,7 @@ impl Engine {
             match (holding.claim.mode, mode) {
                 (Mode::Exclusive, _) | (Mode::READ, Mode::READ) => {
                     let holding = holding.id();
-                    self.enter_holding(now, &name, holding, id, EntryTerms { ttl, is_renewed, hold_time });
+                    self.enter_holding(now, &name, holding, id, ReentryTerms { ttl, is_renewed, hold_time });
                     return self.advance(now, &name);
                 }
                 (Mode::READ, Mode::Exclusive) => return self.refuse(id, Refusal::Conversion { name }),

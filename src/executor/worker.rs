@@ -221,7 +221,7 @@ impl Worker {
             let within = self.answer_timeout(task).max(self.connect_timeout);
             self.open(CONNECT_TIMEOUT.min(within)).await?;
         }
-        let left = self.until_ready(self.answer_timeout(task)).await?;
+        let left = self.wait_until_ready(self.answer_timeout(task)).await?;
         let within = self.answer_timeout(task).min(left);
         let Some(connection) = &mut self.connection else {
             return Err(RequestError::Unconnected(None));
@@ -237,11 +237,11 @@ impl Worker {
     ///
     /// A third of the shortest TTL does not suffice for the replacement of a connection on a slow
     /// network. Half of it does, and two thirds for both.
-    async fn until_ready(&mut self, limit: Duration) -> Result<Duration, RequestError> {
+    async fn wait_until_ready(&mut self, limit: Duration) -> Result<Duration, RequestError> {
         let since = Instant::now();
         if let Some(connection) = &mut self.connection {
             let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
-            answered(limit + limit / 2, suspicion, heartbeat_timeout, connection.store.until_ready()).await?;
+            answered(limit + limit / 2, suspicion, heartbeat_timeout, connection.store.wait_until_ready()).await?;
         }
         Ok((2 * limit).saturating_sub(since.elapsed()))
     }

@@ -18,8 +18,8 @@
 //! | `is_held`, `lost`, `revoke_requested`, `token` | 0 |
 //!
 //! PostgreSQL adds two round trips to each call when commits are asynchronous, and behind a pooler
-//! also when the default isolation level is not READ COMMITTED. On Galera, each statement of a transaction is a round
-//! trip: about ten for a call that writes several rows.
+//! also when the default isolation level is not READ COMMITTED. On Galera, each statement of a
+//! transaction is a round trip: about ten for a call that writes several rows.
 //!
 //! # Waiting
 //!

@@ -111,8 +111,8 @@ macro_rules! option_setters {
             /// unless the [builder](crate::LocksBuilder::ttl_range) says otherwise. A lease whose
             /// TTL is shorter than ten round trips to the database may be lost without a fault.
             ///
-            /// A lease that the release of another client granted lasts for 3 seconds at first, and
-            /// for the TTL from about 0.2 seconds later.
+            /// A lease that another client's release granted lasts for at most 3 seconds at first;
+            /// about 0.2 seconds later the client extends it to the TTL.
             pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
                 self.options_mut().ttl = ttl;
                 self

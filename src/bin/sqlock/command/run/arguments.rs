@@ -19,12 +19,12 @@ use crate::parse::parse_signal;
 /// INT, QUIT, TERM, USR1, USR2, ALRM, WINCH, TSTP and CONT. The command has SQLOCK_NAME,
 /// SQLOCK_TOKEN, SQLOCK_OWNER and SQLOCK_EXPIRES_AT in its environment (the expiry by the clock of
 /// this host, without the renewals that follow), and PGAPPNAME (sqlock:NAME) unless it is set. A
-/// sqlock run of the same name inside the command enters at once. (A run that
-/// would wait for its enclosing run is a usage error, 64: an exclusive run inside one with --shared
-/// or --permits, --permits inside an exclusive run, and --quorum inside a run with --quorum.
-/// Inside of --permits, --permits takes one more permit, and --shared shares the name; both may
-/// wait for ever.) When a signal has ended the command, its process group has --kill-after to end
-/// as well; the name is free only then.
+/// sqlock run of the same name inside the command enters at once. (A run that would wait for its
+/// enclosing run is a usage error, 64: an exclusive run inside one with --shared or --permits,
+/// --permits inside an exclusive run, and --quorum inside a run with --quorum. Inside of --permits,
+/// --permits takes one more permit, and --shared shares the name; both may wait for ever.) When a
+/// signal has ended the command, its process group has --kill-after to end as well; the name is
+/// free only then.
 ///
 /// SQL that the command has sent may run on in the server after the process was killed, and after
 /// the name is free. On PostgreSQL 14 and later the server notices the loss within a second with
@@ -52,7 +52,7 @@ pub struct Arguments {
     /// The command gets --signal this long before the end of a lease that cannot be renewed, but no
     /// earlier than a third of the TTL before it. KILL follows a tenth of the TTL before the end,
     /// at most 1s; with a shorter --kill-after, only KILL is sent. It is also the time that the
-    /// process group has to end when a signal has ended the command.
+    /// process group has to end when a signal has ended the command, or sqlock was told to end.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub kill_after: Duration,
     /// The signal that asks the command to stop.

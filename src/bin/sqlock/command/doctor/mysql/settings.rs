@@ -21,7 +21,7 @@ pub fn check_settings(variables: &Variables) -> Check {
         ["innodb_lock_wait_timeout", "innodb_rollback_on_timeout", "innodb_snapshot_isolation", "max_statement_time"];
     let shown: Vec<String> = shown
         .iter()
-        .filter(|name| !variables.text(name).is_empty())
+        .filter(|name| !matches!(variables.text(name), "" | "0.000000"))
         .map(|name| format!("{name} {}", variables.text(name)))
         .collect();
     check.ok(shown.join(", "))
