@@ -1,4 +1,6 @@
-//! Peers: the server's own locks, and the cheapest statement.
+//! Peers: the server's own locks, the cheapest statement, and the port of a server.
+
+use std::net::{Ipv4Addr, TcpListener};
 
 use sqlx::mysql::MySqlConnection;
 use sqlx::postgres::{PgAdvisoryLock, PgConnection};
@@ -57,4 +59,10 @@ impl Bare {
             Self::Sqlite(conn) => drop(sqlx::query(sql).fetch_all(conn).await.expect("a row")),
         }
     }
+}
+
+/// Returns a port of this machine that no server uses.
+pub(crate) fn free_port() -> u16 {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    free.local_addr().expect("a port").port()
 }

@@ -6,7 +6,7 @@
 //! waits for the answer to another, as in the clients of Redis.
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::floor::TTL;
+use crate::peer::free_port;
 
 /// The variable with the program of the server.
 const PROGRAM: &str = "SQLOCK_REDIS";
@@ -50,9 +51,7 @@ impl Redis {
     pub(crate) async fn start() -> Option<Self> {
         let program = std::env::var_os(PROGRAM)?;
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = free.local_addr().expect("a port").port();
-        drop(free);
+        let port = free_port();
         let server = Command::new(program)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
             .arg(directory.path())

@@ -5,7 +5,7 @@
 //! node.
 //! <https://zookeeper.apache.org/doc/r3.8.0/recipes.html#sc_recipes_Locks>
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,6 +15,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
+
+use crate::peer::free_port;
 
 /// How long Java compiles the code of a server.
 pub(crate) const WARM_UP: Duration = Duration::from_secs(5);
@@ -49,9 +51,7 @@ impl ZooKeeper {
     pub(crate) async fn start() -> Option<Self> {
         let archive = std::env::var_os(ARCHIVE)?;
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = free.local_addr().expect("a port").port();
-        drop(free);
+        let port = free_port();
         let settings = format!(
             "dataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n\
              maxClientCnxns=0\nmaxSessionTimeout={SESSION_TIMEOUT}\n",
