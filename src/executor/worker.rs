@@ -239,9 +239,10 @@ impl Worker {
     /// network. Half of it does, and two thirds for both.
     async fn wait_until_ready(&mut self, limit: Duration) -> Result<Duration, RequestError> {
         let since = Instant::now();
-        if let Some(connection) = &mut self.connection {
-            let (suspicion, heartbeat_timeout) = (self.suspicion.clone(), self.heartbeat_timeout.as_mut());
-            answered(limit + limit / 2, suspicion, heartbeat_timeout, connection.store.wait_until_ready()).await?;
+        // Only the connection for heartbeats is replaced.
+        if let (Some(connection), Some(heartbeat_timeout)) = (&mut self.connection, &mut self.heartbeat_timeout) {
+            let (suspicion, ready) = (self.suspicion.clone(), connection.store.wait_until_ready());
+            answered(limit + limit / 2, suspicion, Some(heartbeat_timeout), ready).await?;
         }
         Ok((2 * limit).saturating_sub(since.elapsed()))
     }
