@@ -184,10 +184,9 @@ impl Fault {
     #[cfg(feature = "sqlite")]
     fn from_sqlite(code: &str, message: &str) -> Self {
         match code.parse::<u32>().unwrap_or_default() {
-            // The low byte is the primary code: BUSY and LOCKED with all their kinds.
-            c if matches!(c & 0xff, 5 | 6) => Self::RolledBack,
-            // PROTOCOL: the lock of the WAL was taken by others too often in a row.
-            15 => Self::RolledBack,
+            // The low byte is the primary code: BUSY and LOCKED with all their kinds, and PROTOCOL: others
+            // took the lock of the WAL too often in a row.
+            c if matches!(c & 0xff, 5 | 6 | 15) => Self::RolledBack,
             // SCHEMA: twice, another connection has changed the schema while the statement was
             // compiled, as concurrent migrations do. The message may call a new table missing.
             17 => Self::RolledBack,

@@ -119,8 +119,8 @@ async fn read_clock<DB: RecordDialect>(conn: &mut DB::Connection) -> Result<i64,
 /// none, looks for orphaned steps.
 pub(super) async fn purge<DB: RecordDialect>(conn: &mut DB::Connection, limit: u32) -> Result<u64, sqlx::Error> {
     let limit = limit.min(MAX_BATCH);
-    // The time is a literal: a database does not compare an index with a clock that moves
-    // during the statement, and would read all records.
+    // The time is a literal: a database does not compare an index with a clock that moves during
+    // the statement, and would read all records.
     let now = read_clock::<DB>(conn).await?;
     let mut query = QueryBuilder::new("SELECT id FROM sqlock_idem");
     query
