@@ -11,13 +11,7 @@ use super::crash::held;
 use crate::DATABASE;
 use crate::support::server::{Options, Server};
 use crate::support::worker::{Clock, Guarded, Worker};
-use crate::support::{Database, TestDatabase, fresh, fresh_on, renewed, soon};
-
-/// How late anything may be on a busy machine. Nothing may be early.
-const SLACK: Duration = Duration::from_secs(10);
-
-/// A TTL that no test waits for.
-const LONG: Duration = Duration::from_secs(120);
+use crate::support::{Database, LONG, SLACK, TestDatabase, fresh, fresh_on, renewed, until};
 
 const HOUR: i64 = 3600;
 
@@ -88,7 +82,7 @@ async fn client_of_a_server(locks: &Locks, wrong: &mut Worker) {
     assert!(taken.acquired_at <= ours.expires_at + SLACK);
     assert!(taken.remaining <= LONG);
     // Another client may have granted it, for a short time at first.
-    soon("its whole TTL", async { while held(locks, "a").await.remaining <= LONG - SLACK {} }).await;
+    until("its whole TTL", async || held(locks, "a").await.remaining > LONG - SLACK).await;
 }
 
 async fn sqlite_client_ahead(db: &TestDatabase, locks: &Locks, wrong: &mut Worker) {

@@ -16,7 +16,7 @@ use super::connection_counter::ConnectionCounter;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::network::behind_a_proxy;
 use crate::DATABASE;
-use crate::support::{Database, LONG, builder, fresh, soon};
+use crate::support::{Database, LONG, builder, fresh, soon, until};
 
 #[tokio::test]
 async fn leases_survive_a_fully_used_application_pool() {
@@ -260,12 +260,7 @@ async fn busy_in_memory_connection_exhausts_the_pool() {
 }
 
 async fn closed(counter: &ConnectionCounter) {
-    soon("the end of the connections", async {
-        while counter.connections().await > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until("the end of the connections", async || counter.connections().await == 0).await;
 }
 
 /// As after a new password, or the address of a new server.
@@ -282,12 +277,7 @@ async fn new_connect_options_of_the_pool_are_used() {
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     pool.set_connect_options(second_url.parse().expect("a URL"));
     first.refuse();
-    let reconnected = async {
-        while second.connections() == 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon("a connection with the new options", reconnected).await;
+    until("a connection with the new options", async || second.connections() > 0).await;
     let other = soon("the grant", locks.lease("b").acquire()).await.expect("acquire");
     other.release().await.expect("release");
     lease.release().await.expect("the lease was held to the end");

@@ -13,13 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::history::boot_ns;
 use crate::support::worker::{Guarded, Worker};
-use crate::support::{SOON, fresh, renewed, soon};
-
-/// How late anything may be on a busy machine. Nothing may be early.
-const SLACK: Duration = Duration::from_secs(10);
-
-/// A TTL that no test waits for.
-const LONG: Duration = Duration::from_secs(120);
+use crate::support::{LONG, SLACK, SOON, fresh, renewed, soon, until};
 
 #[tokio::test]
 async fn killed_holder_keeps_name_until_ttl_ends() {
@@ -66,7 +60,7 @@ async fn paused_holder_finds_its_lease_lost() {
     let token = sleeper.hold("a", TTL).await;
     assert_eq!(sleeper.ask("fenced").await, "committed");
     // The thread of the process that watches the lease has seen it held.
-    soon("a held lease", async { while !matches!(sleeper.status().await, (true, 1..)) {} }).await;
+    until("a held lease", async || matches!(sleeper.status().await, (true, 1..))).await;
 
     sleeper.stop();
     let successor = soon("the takeover", locks.lease("a").ttl(LONG).acquire()).await.expect("acquire");
@@ -192,12 +186,7 @@ async fn killed_waiters_are_passed_over() {
     assert!(next > token);
     assert_eq!(waiters[2].ask("release").await, "released");
     // The last dead waiter may be granted the name, and then does not report it.
-    soon("the end of its claim", async {
-        while locks.inspect("a").await.expect("inspect").is_some() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
+    until("the end of its claim", async || locks.inspect("a").await.expect("inspect").is_none()).await;
 }
 
 pub(super) async fn held(locks: &Locks, name: &str) -> LeaseInfo {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use sqlock::LossCause;
 use sqlock::events::{Event, Events, RefusalReason};
-use sqlock::{Locks, LossCause};
 
-use crate::support::{LONG, exported, fresh, soon};
+use crate::support::{LONG, exported, fresh, soon, until};
 
 /// Returns the next event of this kind, and skips earlier ones.
 macro_rules! next {
@@ -155,8 +155,9 @@ async fn blocked_heartbeat_is_late_until_it_is_answered() {
     let lease = locks.lease("a").ttl(LONG).acquire().await.expect("acquire");
     let pool = db.pool_of(1).await;
     let mut stranger = pool.begin().await.expect("begin");
+    // A heartbeat that is answered in time causes no event.
+    until("the first heartbeat", async || locks.health().last_heartbeat.is_some()).await;
     // Locks the row of the client, or the whole file.
-    soon("the first heartbeat", first_heartbeat(&locks)).await;
     sqlx::query("UPDATE sqlock_client SET notice = notice").execute(&mut *stranger).await.expect("update");
     let unanswered_for = next!(events, Event::HeartbeatLate { unanswered_for } => unanswered_for);
     assert!(unanswered_for >= Duration::from_secs(1), "{unanswered_for:?}");
@@ -166,13 +167,6 @@ async fn blocked_heartbeat_is_late_until_it_is_answered() {
     next!(events, Event::HeartbeatRestored);
     assert!(locks.health().is_ok());
     lease.release().await.expect("held to the end");
-}
-
-/// A heartbeat that is answered in time causes no event.
-async fn first_heartbeat(locks: &Locks) {
-    while locks.health().last_heartbeat.is_none() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 #[tokio::test]

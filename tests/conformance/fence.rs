@@ -12,11 +12,8 @@ use sqlock::{Error, Lease, Locks, LossCause};
 use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Database, SOON, TestDatabase, connect, fresh, soon, until};
+use crate::support::{BRIEF, Database, SOON, TestDatabase, connect, fresh, soon, until};
 use crate::{DATABASE, Sql};
-
-/// Long enough to begin a fenced transaction on a busy machine, short enough to wait for its end.
-const BRIEF: Duration = Duration::from_secs(5);
 
 /// A database with the tables of this crate, and a table of counters.
 pub(super) struct Counters {

@@ -11,7 +11,7 @@ use sqlock::{Error, FencingToken, Lease, Locks, LossCause};
 use tokio::task::JoinSet;
 
 use crate::DATABASE;
-use crate::support::{Database, LONG, fresh, soon, until_waiters};
+use crate::support::{Database, LONG, fresh, soon, until, until_waiters};
 
 #[tokio::test]
 async fn inspect_reports_holder_token_and_expiry() {
@@ -139,7 +139,7 @@ async fn list_shows_only_held_names() {
     let expired = ours.lease("job/3").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
     // The holder knows first.
     soon("the loss", expired.lost()).await;
-    soon("the expiry", async { while theirs.inspect("job/3").await.expect("inspect").is_some() {} }).await;
+    until("the expiry", async || theirs.inspect("job/3").await.expect("inspect").is_none()).await;
 
     let names = async |prefix: &str| {
         let listed = theirs.list(prefix).await.expect("list");

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::shared::TRY;
 use crate::support::blocked::block_past;
-use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, soon, times_out, until};
+use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, is_free, soon, times_out, until};
 use crate::{DATABASE, Sql};
 
 /// The TTL of a lease that must expire.
@@ -36,10 +36,6 @@ async fn ordinary(db: &TestDatabase) -> Locks {
 async fn take(locks: &Locks, name: &str) -> Lease {
     let lease = locks.lease(name).ttl(LONG).acquire();
     soon("the grant", lease).await.expect("acquire")
-}
-
-async fn is_free(locks: &Locks, name: &str) -> bool {
-    locks.lease(name).try_acquire().await.expect("try").is_some()
 }
 
 #[track_caller]

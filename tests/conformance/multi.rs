@@ -16,7 +16,8 @@ use crate::support::blocked::block_past;
 use crate::support::critical_section::Visits;
 use crate::support::worker::Worker;
 use crate::support::{
-    Database, LONG, SOON, TestDatabase, builder, connect, fresh, renewed_twice, soon, until, until_waiters,
+    BRIEF, Database, LONG, SOON, TestDatabase, builder, connect, fresh, is_free, renewed_twice, soon, until,
+    until_waiters,
 };
 use crate::{DATABASE, Sql};
 
@@ -26,16 +27,6 @@ fn all(locks: &Locks, names: &[&str]) -> LeaseAllRequest {
 
 async fn taken(request: LeaseAllRequest) -> LeaseAll {
     soon("the grants", request.acquire()).await.expect("acquire")
-}
-
-/// Returns whether another owner can acquire a name.
-async fn is_free(locks: &Locks, name: &str) -> bool {
-    let lease = locks.lease(name).ttl(LONG).owner(Owner::random()).try_acquire().await.expect("try");
-    let free = lease.is_some();
-    if let Some(lease) = lease {
-        lease.release().await.expect("release");
-    }
-    free
 }
 
 /// Waits until another owner can acquire each of the names.
@@ -560,7 +551,6 @@ async fn several_leases_are_renewed_until_released() {
 /// Entries of a crashed client, which no client serves any more.
 #[tokio::test]
 async fn try_acquire_clears_entries_of_dead_clients() {
-    const BRIEF: Duration = Duration::from_secs(5);
     let db = fresh().await;
     let locks = db.locks().await;
     let mut reader = Worker::start(&db.url);

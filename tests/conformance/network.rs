@@ -21,7 +21,7 @@ use sqlx::{AssertSqlSafe, Executor, Pool, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::proxy::{Direction, Proxy};
-use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, held, query_processes, soon};
+use crate::support::{Database, LONG, SOON, TestDatabase, builder, connect, fresh, held, query_processes, soon, until};
 use crate::{DATABASE, Sql};
 
 /// After this time, a statement that waits for SQLite's write lock has been refused once, and waits
@@ -138,12 +138,7 @@ impl NetworkFixture {
             self.mend().await;
             return;
         };
-        let committed = async {
-            while !self.row(name).await.is_some_and(|row| done(&row)) {
-                sleep(Duration::from_millis(2)).await;
-            }
-        };
-        soon("the server's part", committed).await;
+        until("the server's part", async || self.row(name).await.is_some_and(|row| done(&row))).await;
         proxy.pass();
         proxy.reset();
     }
@@ -155,12 +150,7 @@ impl NetworkFixture {
     }
 
     async fn until(&self, what: &str, name: &str, holds: impl Fn(&Row) -> bool) {
-        let seen = async {
-            while !self.row(name).await.is_some_and(|row| holds(&row)) {
-                sleep(Duration::from_millis(20)).await;
-            }
-        };
-        soon(what, seen).await;
+        until(what, async || self.row(name).await.is_some_and(|row| holds(&row))).await;
     }
 
     /// Returns the number of sessions on the server for clients behind the proxy, and how many of
@@ -214,12 +204,7 @@ impl NetworkFixture {
         if DATABASE == Database::Sqlite {
             self.direct.close().await;
             let file = self.url.trim_start_matches("sqlite://").split('?').next().expect("the path").to_owned();
-            let closed = async {
-                while open_handles(&file) > 0 {
-                    sleep(Duration::from_millis(20)).await;
-                }
-            };
-            soon("the end of all handles of the file", closed).await;
+            until("the end of all handles of the file", async || open_handles(&file) == 0).await;
         }
     }
 }
@@ -249,12 +234,7 @@ async fn registered(lease: &Lease) {
     let deadline = || Instant::now() + lease.remaining();
     for _ in 0..2 {
         let before = deadline();
-        let answered = async {
-            while deadline() <= before + Duration::from_millis(500) {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        soon("a heartbeat", answered).await;
+        until("a heartbeat", async || deadline() > before + Duration::from_millis(500)).await;
     }
 }
 

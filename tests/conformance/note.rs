@@ -6,7 +6,7 @@ use sqlock::{Error, Locks, LossCause, Owner};
 use sqlx::{AssertSqlSafe, Pool};
 
 use crate::Sql;
-use crate::support::{LONG, fresh, soon};
+use crate::support::{LONG, fresh, soon, until};
 
 /// Returns the note of the holder, by inspection.
 async fn noted(locks: &Locks, name: &str) -> Option<String> {
@@ -223,7 +223,6 @@ async fn sweep_deletes_notes_of_former_holders() {
     sqlx::query("DELETE FROM sqlock_lease WHERE name <> 'a'").execute(&pool).await.expect("delete");
     locks.sweeper().sweep().await.expect("sweep");
     assert_eq!(stored(&pool).await, 1, "names without a row have no notes");
-    soon("the purge", async { while locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep") == 0 {} })
-        .await;
+    until("the purge", async || locks.sweeper().retention(Duration::ZERO).sweep().await.expect("sweep") > 0).await;
     assert_eq!((stored(&pool).await, last(&locks, "a").await), (0, None));
 }

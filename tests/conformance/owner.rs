@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sqlock::{Error, Lease, Locks, Owner};
 
-use crate::support::{LONG, SOON, fresh, soon, times_out};
+use crate::support::{LONG, SOON, fresh, is_free, soon, times_out};
 
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -17,11 +17,6 @@ async fn enter(locks: &Locks, name: &str, owner: Owner) -> Lease {
 
 async fn holds(locks: &Locks, name: &str) -> usize {
     locks.inspect(name).await.expect("inspect").map_or(0, |info| info.holds)
-}
-
-/// Tries with another owner, even inside a scope.
-async fn is_free(locks: &Locks, name: &str) -> bool {
-    locks.lease(name).owner(Owner::random()).try_acquire().await.expect("try").is_some()
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use super::cancel::{drop_at, everywhere};
 use super::fence::{Counters, IsolatedPool, add_one, counters, run};
 use super::network::behind_a_proxy;
 use super::version::bank;
-use crate::support::{Database, SOON, connect, soon};
+use crate::support::{Database, SOON, connect, soon, until};
 use crate::{DATABASE, Sql};
 
 type Tx<'c> = Transaction<'c, Sql>;
@@ -588,12 +588,7 @@ async fn commit_with_lost_reply_is_not_rerun() {
     assert!(matches!(&done, Err(Error::CommitUnknown { source: sqlx::Error::Io(_) })), "{done:?}");
     drop(gate.close().await);
     // The transaction was committed; a rerun of the closure would have added another one.
-    let committed = async {
-        while counters.value(1).await == 0 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    soon("the commit", committed).await;
+    until("the commit", async || counters.value(1).await > 0).await;
     assert_eq!((counters.value(1).await, count(&runs)), (1, 1));
     proxy.pass();
     // The pool does not reuse the connection.

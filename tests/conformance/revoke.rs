@@ -7,7 +7,7 @@ use sqlock::{Error, Lease, Owner};
 use tokio::time::timeout;
 
 use crate::DATABASE;
-use crate::support::{Database, LONG, fresh, soon, until_waiters};
+use crate::support::{Database, LONG, fresh, soon, until, until_waiters};
 
 /// Waits until the holder has received the request.
 async fn is_asked(lease: &Lease) {
@@ -45,7 +45,7 @@ async fn free_name_has_nobody_to_ask() {
     assert_eq!(theirs.ask_to_release("a").await.expect("ask"), 0, "it only stays taken");
     let expired = ours.lease("b").ttl(Duration::from_millis(200)).renew(false).acquire().await.expect("acquire");
     soon("the loss", expired.lost()).await;
-    soon("the expiry", async { while theirs.inspect("b").await.expect("inspect").is_some() {} }).await;
+    until("the expiry", async || theirs.inspect("b").await.expect("inspect").is_none()).await;
     assert_eq!(theirs.ask_to_release("b").await.expect("ask"), 0, "its holder has expired");
     assert!(theirs.ask_to_release("").await.is_err(), "no name");
 }

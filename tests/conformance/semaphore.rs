@@ -14,9 +14,7 @@ use super::shared::{TRY, assert_nothing_is_left, holders};
 use crate::DATABASE;
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
-use crate::support::{LONG, SOON, fresh, soon, times_out, until_waiters};
-
-const BRIEF: Duration = Duration::from_secs(6);
+use crate::support::{BRIEF, LONG, SOON, fresh, soon, times_out, until, until_waiters};
 
 fn semaphore(locks: &Locks, permits: u32) -> Semaphore {
     locks.semaphore("a", permits).ttl(LONG)
@@ -222,7 +220,7 @@ async fn smaller_permit_count_only_blocks_new_holders() {
     assert!(!waits.is_finished());
     // Held permits are renewed.
     let before = holders(&theirs).await;
-    soon("a renewal", async { while holders(&theirs).await[0].expires_at <= before[0].expires_at {} }).await;
+    until("a renewal", async || holders(&theirs).await[0].expires_at > before[0].expires_at).await;
     assert!(holding.iter().all(Lease::is_held));
     holding.pop().expect("somebody holds").release().await.expect("ours to the end");
     let new = granted(waits).await;

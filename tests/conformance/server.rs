@@ -13,13 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::DATABASE;
 use crate::support::server::Server;
 use crate::support::worker::Worker;
-use crate::support::{TestDatabase, fresh, fresh_on, soon, until, until_waiters};
-
-/// A TTL that no test waits for.
-const LONG: Duration = Duration::from_secs(120);
-
-/// A TTL that a test waits for. The lease is still held when a busy machine has stopped the server.
-const BRIEF: Duration = Duration::from_secs(6);
+use crate::support::{BRIEF, LONG, TestDatabase, fresh, fresh_on, soon, until, until_waiters};
 
 /// A database of a single test, with faults on demand.
 enum ServerFixture {

@@ -377,7 +377,7 @@ async fn many_session_locks_share_one_connection() {
     // On SQLite the database itself is not even open.
     let one = i64::from(DATABASE != Database::Sqlite);
     // The server may still end the connection of a check.
-    soon("one connection", async { while counter.connections().await != one {} }).await;
+    until("one connection", async || counter.connections().await == one).await;
     for _ in 0..5 {
         assert_eq!(counter.connections().await, one);
         sleep(Duration::from_millis(300)).await;
@@ -396,13 +396,7 @@ async fn many_session_locks_share_one_connection() {
     if DATABASE == Database::Postgres {
         assert_eq!(counter.advisory_locks().await, 0);
     }
-    soon("the end of the connection", no_connections(&counter)).await;
-}
-
-async fn no_connections(counter: &ConnectionCounter) {
-    while counter.connections().await > 0 {
-        sleep(Duration::from_millis(50)).await;
-    }
+    until("the end of the connection", async || counter.connections().await == 0).await;
 }
 
 #[tokio::test]
@@ -434,7 +428,7 @@ async fn session_lock_outlives_the_dropped_client_handle() {
     lock.release().await.expect("ours to the end");
     comes_free(&rival, "a").await;
     drop(rival);
-    soon("the end of all connections", no_connections(&counter)).await;
+    until("the end of all connections", async || counter.connections().await == 0).await;
 }
 
 #[tokio::test]
@@ -620,14 +614,14 @@ async fn unconfirmed_unlock_closes_the_connection() {
     let locks = builder(connect(&url, 1).await).build();
     let (a, b) = (hold(&locks, "a").await, hold(&locks, "b").await);
     // The server may still end the connection of a check.
-    soon("one connection", async { while counter.connections().await != 1 {} }).await;
+    until("one connection", async || counter.connections().await == 1).await;
     // (Or the reply to the keep-alive is cut, and the release comes too late.)
     let cut = proxy.cut_next_reply();
     let error = soon("the verdict", a.release()).await.expect_err("not known");
     assert!(matches!(error, Error::SessionLost { .. }), "{error}");
     soon("the cut", cut.happened()).await;
     assert!(!b.is_held(), "it hung on the same connection");
-    soon("the end of the connection", no_connections(&counter)).await;
+    until("the end of the connection", async || counter.connections().await == 0).await;
     comes_free(&locks, "a").await;
     comes_free(&locks, "b").await;
 }
@@ -756,12 +750,7 @@ async fn wait_survives_the_loss_of_its_connection() {
         (tokio::spawn(locks.session("a").acquire()), Some(proxy))
     };
     if let Some(proxy) = &proxy {
-        soon("the wait", async {
-            while counter.connections().await < 2 {
-                sleep(Duration::from_millis(10)).await;
-            }
-        })
-        .await;
+        until("the wait", async || counter.connections().await >= 2).await;
         proxy.reset();
     }
     sleep(Duration::from_millis(200)).await;
@@ -888,12 +877,7 @@ async fn session_lock_is_refused_on_galera() {
     let kind = DATABASE.server().expect("it has servers");
     let node = Server::start_with(kind, Options { galera: true, ..Options::default() });
     let pool = connect(&node.url(), 1).await;
-    soon("the node to be ready", async {
-        while sqlx::raw_sql("SELECT 1").execute(&pool).await.is_err() {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("the node to be ready", async || sqlx::raw_sql("SELECT 1").execute(&pool).await.is_ok()).await;
     let locks = builder(pool).build();
     for _ in 0..3 {
         assert_unsupported(locks.session("a").try_acquire().await, "take a lease");

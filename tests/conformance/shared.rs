@@ -24,12 +24,9 @@ use super::fence::{add_one, assert_kept_out, counters, until_expired};
 use crate::support::critical_section::{AccessMode, CriticalSection, Visits};
 use crate::support::worker::Worker;
 use crate::support::{
-    ARRIVALS_APART, Database, LONG, SOON, TestDatabase, fresh, soon, times_out, until, until_waiters,
+    ARRIVALS_APART, BRIEF, Database, LONG, SOON, TestDatabase, fresh, soon, times_out, until, until_waiters,
 };
 use crate::{DATABASE, Sql};
-
-/// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
-const BRIEF: Duration = Duration::from_secs(6);
 
 /// How late anything may be on a busy machine.
 const SLACK: TimeDelta = TimeDelta::seconds(15);
@@ -190,7 +187,7 @@ async fn reader_has_its_own_expiry_token_and_renewal() {
 
     assert_eq!(soon("its end", brief.lost()).await, LossCause::Expired);
     assert!(steady.is_held() && long.is_held());
-    soon("the end of its part", async { while holders(&theirs).await.len() > 2 {} }).await;
+    until("the end of its part", async || holders(&theirs).await.len() <= 2).await;
     let after = holders(&theirs).await;
     assert_eq!(after.iter().map(|info| &*info.label).collect::<Vec<_>>(), ["steady", "long"]);
     assert!(after[0].expires_at > before[1].expires_at, "it was renewed");
@@ -333,7 +330,7 @@ async fn killed_reader_frees_only_its_share() {
     assert!(answer.starts_with("token "), "{answer}");
     let writer = enqueue(writing(&db.locks().await), &locks, 0).await;
     dying.kill();
-    soon("the end of its part", async { while holders(&locks).await.len() > 1 {} }).await;
+    until("the end of its part", async || holders(&locks).await.len() <= 1).await;
     assert_eq!(holders(&locks).await[0].token, ours.token());
     assert_closed_to_readers(&locks, 1).await;
     assert!(!writer.is_finished() && ours.is_held());
@@ -472,7 +469,7 @@ async fn exported_share_continues_in_another_process() {
     assert_eq!((lease.token(), lease.owner()), (token, owner));
     ours.shutdown().await.expect("shutdown");
     let before = holders(&others).await[0].expires_at;
-    soon("two renewals", async { while holders(&others).await[0].expires_at <= before + BRIEF {} }).await;
+    until("two renewals", async || holders(&others).await[0].expires_at > before + BRIEF).await;
     assert!(lease.is_held());
     let info = holders(&others).await.remove(0);
     assert_eq!((info.mode, info.token, &*info.label), (Mode::Shared, token, "on the road"));

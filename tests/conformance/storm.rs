@@ -12,14 +12,11 @@ use tokio::time::{Instant, timeout};
 use crate::support::history::{Event, History, Op, Residue, Rules};
 use crate::support::server::Server;
 use crate::support::worker::{Guarded, Worker};
-use crate::support::{Database, SOON, TestDatabase, fresh, fresh_on, query_processes};
+use crate::support::{Database, SLACK, SOON, TestDatabase, fresh, fresh_on, query_processes};
 use crate::{DATABASE, Sql};
 
 /// How long a grant to a process that does not confirm it keeps the name.
 const UNCONFIRMED: Duration = Duration::from_secs(3);
-
-/// How long a machine under load may delay a hand-over.
-const SLACK: Duration = Duration::from_secs(10);
 
 const PROCESSES: usize = 4;
 const TASKS: usize = 16;

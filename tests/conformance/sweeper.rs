@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinSet;
 
 use super::fence::run;
-use crate::support::{Database, LONG, SOON, builder, connect, fresh, soon};
+use crate::support::{Database, LONG, SOON, builder, connect, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 /// Returns the number of names in the table.
@@ -175,12 +175,7 @@ async fn background_sweeper_runs_until_dropped() {
     let sweeping = locks.sweeper().every(Duration::from_millis(20)).retention(Duration::ZERO).start();
     for _ in 0..3 {
         visit().await;
-        soon("the purge", async {
-            while rows(&pool).await > 0 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        })
-        .await;
+        until("the purge", async || rows(&pool).await == 0).await;
     }
     drop(sweeping);
     locks.list("").await.expect("list");
@@ -199,12 +194,7 @@ async fn background_sweeper_ends_with_its_client() {
     assert!(counter.connections().await > 0);
     let sweeping = locks.sweeper().every(Duration::from_millis(50)).start();
     drop(locks);
-    soon("the end of the connections", async {
-        while counter.connections().await > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until("the end of the connections", async || counter.connections().await == 0).await;
     drop(sweeping);
 }
 
@@ -384,12 +374,7 @@ async fn sweepers_spare_new_requests_of_purged_keys() {
         }
         requests.grow_old().await;
     }
-    soon("the purge of the last ones", async {
-        while requests.rows().await.0 > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until("the purge of the last ones", async || requests.rows().await.0 == 0).await;
     over.store(true, Ordering::SeqCst);
     let purged: u64 = sweepers.join_all().await.into_iter().sum();
     assert!(purged >= 4, "the sweepers and the requests never met");

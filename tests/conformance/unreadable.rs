@@ -13,7 +13,7 @@ use crate::support::{Database, fresh, soon, until_waiters};
 use crate::{DATABASE, Sql};
 
 /// How long to wait for a name that may never be granted.
-const BRIEF: Duration = Duration::from_secs(3);
+const WAIT: Duration = Duration::from_secs(3);
 
 /// Long enough to be renewed in time on a busy machine.
 const TTL: Duration = Duration::from_secs(9);
@@ -119,9 +119,9 @@ async fn costs_only_its_own_name(damage_done: &'static str) {
         }
         tries.spawn(locks.lease("bad").try_acquire());
     }
-    let waits = tokio::spawn(locks.lease("bad").wait(BRIEF).acquire());
-    let shared = tokio::spawn(locks.lease("bad").shared().wait(BRIEF).acquire());
-    let both = tokio::spawn(locks.lease_all(["bad", "with"]).wait(BRIEF).acquire());
+    let waits = tokio::spawn(locks.lease("bad").wait(WAIT).acquire());
+    let shared = tokio::spawn(locks.lease("bad").shared().wait(WAIT).acquire());
+    let both = tokio::spawn(locks.lease_all(["bad", "with"]).wait(WAIT).acquire());
     for outcome in soon("the good ones", good.join_all()).await {
         outcome.unwrap_or_else(|error| panic!("{damage_done}: a name beside it: {error}"));
     }
@@ -176,7 +176,7 @@ async fn overflowing_token_is_a_typed_error() {
     damage(&pool, "bad", "token = 9223372036854775807").await;
     for outcome in [
         soon("a try", overflown(&locks).await.try_acquire()).await.map(|_| ()),
-        soon("a wait", overflown(&db.locks().await).await.wait(BRIEF).acquire()).await.map(|_| ()),
+        soon("a wait", overflown(&db.locks().await).await.wait(WAIT).acquire()).await.map(|_| ()),
     ] {
         let error = outcome.expect_err("there is no higher token");
         assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error}");

@@ -21,7 +21,7 @@ use super::network::behind_a_proxy;
 use crate::support::server::{Kind, PgBouncer, Server};
 use crate::support::worker::Worker;
 use crate::support::{
-    ARRIVALS_APART, Database, LONG, SOON, TestDatabase, builder, connect, fresh, query_processes, soon, until,
+    ARRIVALS_APART, Database, LONG, SLACK, SOON, TestDatabase, builder, connect, fresh, query_processes, soon, until,
     until_waiters,
 };
 use crate::{DATABASE, Sql};
@@ -29,9 +29,6 @@ use crate::{DATABASE, Sql};
 /// How long a grant to another process lasts until its client has confirmed it, and an entry
 /// without a heartbeat.
 const CLAIM: Duration = Duration::from_secs(3);
-
-/// How late anything may be on a busy machine. Nothing may be early.
-const SLACK: Duration = Duration::from_secs(10);
 
 /// The queue of the name `a`, with a client that observes it.
 struct WaitQueue {
@@ -72,12 +69,7 @@ impl WaitQueue {
     }
 
     async fn until(&self, what: &str, like: impl Fn(&[String]) -> bool) {
-        let seen = async {
-            while !like(&self.labels().await) {
-                sleep(Duration::from_millis(20)).await;
-            }
-        };
-        soon(what, seen).await;
+        until(what, async || like(&self.labels().await)).await;
     }
 
     async fn held(&self) -> LeaseInfo {
@@ -92,12 +84,8 @@ impl WaitQueue {
 
     /// Waits until the name is free and has no entries: some are deleted in the background.
     async fn assert_empty(&self) {
-        let empty = async {
-            while self.entries().await > 0 || self.outside.inspect("a").await.expect("inspect").is_some() {
-                sleep(Duration::from_millis(20)).await;
-            }
-        };
-        soon("an empty queue", empty).await;
+        let is_free = async || self.outside.inspect("a").await.expect("inspect").is_none();
+        until("an empty queue", async || self.entries().await == 0 && is_free().await).await;
         let lease = self.outside.lease("a").try_acquire().await.expect("try").expect("free");
         lease.release().await.expect("release");
     }
@@ -485,12 +473,7 @@ async fn abandoned_wait_leaves_no_entry_or_delay() {
         other => panic!("{other:?}"),
     }
     queue.until("the departures", |labels| labels == ["next"]).await;
-    soon("their deletion", async {
-        while queue.entries().await > 1 {
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("their deletion", async || queue.entries().await <= 1).await;
     assert_served(held, vec![next]).await;
     queue.assert_empty().await;
 }

@@ -27,10 +27,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sqlock::inspect::LeaseInfo;
 use sqlock::lease::ExportedLease;
-use sqlock::{Locks, LocksBuilder};
+use sqlock::{Locks, LocksBuilder, Owner};
 use sqlx::{AssertSqlSafe, Pool};
 #[allow(unused_imports, reason = "each test binary uses its part")]
-pub use wait::{LONG, SOON, soon, times_out, until};
+pub use wait::{BRIEF, LONG, SLACK, SOON, soon, times_out, until};
 
 use crate::{DATABASE, Sql};
 
@@ -238,6 +238,16 @@ pub fn held(columns: &str, name: &str) -> String {
 /// statement takes on a busy machine. The database computes the arrival of a waiter that has waited
 /// without an entry from how long it has waited.
 pub const ARRIVALS_APART: Duration = Duration::from_secs(3);
+
+/// Returns whether another owner can acquire a name.
+pub async fn is_free(locks: &Locks, name: &str) -> bool {
+    let lease = locks.lease(name).ttl(LONG).owner(Owner::random()).try_acquire().await.expect("try");
+    let is_free = lease.is_some();
+    if let Some(lease) = lease {
+        lease.release().await.expect("release");
+    }
+    is_free
+}
 
 /// Waits until the holder of a name has renewed its lease.
 pub async fn renewed(locks: &Locks, before: &LeaseInfo) -> LeaseInfo {

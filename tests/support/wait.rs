@@ -15,6 +15,12 @@ pub const SOON: Duration = Duration::from_secs(60);
 /// lease is still held when a test times out.
 pub const LONG: Duration = Duration::from_secs(600);
 
+/// Long enough to do something while it lasts on a busy machine, short enough to wait for its end.
+pub const BRIEF: Duration = Duration::from_secs(6);
+
+/// How late anything may be on a busy machine. Nothing may be early.
+pub const SLACK: Duration = Duration::from_secs(10);
+
 /// Waits for a future, and fails the test if it takes longer than [`SOON`].
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))

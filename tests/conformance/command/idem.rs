@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Pool};
 
 use super::super::fence::run as execute;
 use crate::support::command::{Ended, run, sqlock};
-use crate::support::{Database, TestDatabase, builder, empty, fresh, soon};
+use crate::support::{Database, TestDatabase, builder, empty, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -68,12 +68,7 @@ impl App {
         let lease = self.payments.inspect(key).await.expect("inspect").expect("a record").lease;
         assert!(self.locks.inspect(&lease).await.expect("inspect").is_some(), "it holds its lease under this name");
         drop(attempt);
-        soon("the end of its lease", async {
-            while self.locks.inspect(&lease).await.expect("inspect").is_some() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        })
-        .await;
+        until("the end of its lease", async || self.locks.inspect(&lease).await.expect("inspect").is_none()).await;
     }
 
     async fn state(&self, key: &IdempotencyKey) -> Option<&'static str> {

@@ -10,7 +10,7 @@ use sqlock::Locks;
 use tokio::io::AsyncReadExt;
 
 use crate::support::command::{Ended, Running, beside, held, run, sqlock, start};
-use crate::support::{LONG, builder, empty, soon};
+use crate::support::{LONG, builder, empty, soon, until_waiters};
 
 /// A text that would control a terminal: colours, a title, the bell, C1 codes, a newline.
 const NASTY: &str = "a\u{1b}[31mb\u{1b}]0;title\u{7}c\u{9b}31md\u{7f}e\r\nf\u{8}\u{202e}g\u{200b}\u{feff}";
@@ -235,9 +235,9 @@ async fn ls_and_show_include_all_holders_and_waiters() {
     let permit = one.semaphore("job", 3).ttl(LONG).label("first").acquire().await.expect("acquire");
     let permits = two.semaphore("job", 3).ttl(LONG).acquire_many(2).await.expect("acquire");
     let alone = tokio::spawn(three.lease("job").label("alone").acquire());
-    await_waiters(one, "job", 1).await;
+    until_waiters(one, "job", 1).await;
     let shared = tokio::spawn(four.lease("job").shared().acquire());
-    await_waiters(one, "job", 2).await;
+    until_waiters(one, "job", 2).await;
 
     let ended = run(&db, &["ls"]).await.expect(0);
     let lines: Vec<Vec<&str>> = ended.stdout.lines().map(|line| line.split("  ").collect()).collect();
@@ -292,16 +292,6 @@ async fn ls_and_show_include_all_holders_and_waiters() {
     let listed = parse(&run(&db, &["ls", "--json"]).await.expect(0));
     assert_eq!((&listed[0]["mode"], &listed[0]["waiters"]), (&"shared".into(), &0.into()));
     shared.release().await.expect("ours to the end");
-}
-
-/// Waits until `n` waiters are queued.
-async fn await_waiters(locks: &Locks, name: &str, n: usize) {
-    let all = async {
-        while locks.waiters(name).await.expect("waiters").len() != n {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon("so many waiters", all).await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use sqlock::{FencingToken, Locks};
 
 use crate::support::command::{Ended, Running, beside, end, program, run, sqlock};
 use crate::support::command_fixture::{CommandFixture, now};
-use crate::support::{LONG, TestDatabase, empty, soon, until_waiters};
+use crate::support::{LONG, TestDatabase, empty, until, until_waiters};
 
 /// A command that reports its start, and ends on an order; TERM ends it with another exit code.
 const OBEDIENT: &str = r#"trap 'exit 9' TERM; echo up >&3; read go <"$ORDERS"; echo "$go" >&3"#;
@@ -116,12 +116,7 @@ async fn killed_shared_run_frees_only_its_share() {
 
         killed.signal(Signal::SIGKILL);
         killed.report.gone().await;
-        let alone = async {
-            while tokens(&locks, name).await != [second.token] {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        soon("the end of what it had", alone).await;
+        until("the end of what it had", async || tokens(&locks, name).await == [second.token]).await;
         // The other holder continues, and no waiter was granted.
         until_waiters(&locks, name, 1).await;
         lasting.order("go");

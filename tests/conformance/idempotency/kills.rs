@@ -1,6 +1,7 @@
 //! Storms of requests to processes that are killed.
 
 use super::*;
+use crate::support::until;
 
 /// Creates tables of the application that do not prevent a doubled effect.
 async fn ledger() -> App {
@@ -101,12 +102,7 @@ async fn charge_without_record_is_found_by_repetition() {
     let mut server = Worker::payment_server(&app.counters.db.url, Some(&port));
     assert_eq!(provider.ask("hold").await, "held");
     server.tell("1 leased a");
-    soon("the charge", async {
-        while provider.ask("count").await != "1 1" {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until("the charge", async || provider.ask("count").await == "1 1").await;
     server.kill();
     assert_eq!(provider.ask("go").await, "gone");
     assert_eq!(state(&app, "a").await, Some(("started", 1)));

@@ -9,7 +9,7 @@ use sqlock::{Error, FencingToken};
 
 use super::{App, AppError, Tx, alice, another, app, attempt, effect, request, run, state};
 use crate::DATABASE;
-use crate::support::{Database, SOON, soon};
+use crate::support::{Database, SOON, soon, until};
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Charge {
@@ -89,7 +89,7 @@ async fn stored_request_is_deleted_at_the_end() {
     assert!(has_request(&app_done, "a").await, "a resumption needs the request");
     drop(first);
     let one = async |_: &Attempt| Ok::<_, AppError>(1);
-    soon("the resumption", async { while app_done.payments.resume(one).await.expect("resume").done == 0 {} }).await;
+    until("the resumption", async || app_done.payments.resume(one).await.expect("resume").done > 0).await;
     assert!(!has_request(&app_done, "a").await);
 
     let resolved = app().await;
@@ -319,7 +319,7 @@ async fn panic_while_opening_request_stops_no_other() {
     }
     broken.store(true, Ordering::SeqCst);
     let work = async |attempt: &Attempt| Ok::<_, AppError>(attempt.number());
-    soon("the resumption", async { while payments.resume(work).await.expect("resume").done == 0 {} }).await;
+    until("the resumption", async || payments.resume(work).await.expect("resume").done > 0).await;
     assert_eq!(state(&app, "a").await.map(|(state, _)| state), Some("unknown"));
     assert_eq!(state(&app, "b").await, Some(("done", 2)));
 }

@@ -3,6 +3,7 @@
 //! Promises: 9, 18.
 
 use super::*;
+use crate::support::until;
 
 #[tokio::test]
 async fn acquire_with_lost_reply_yields_one_lease() {
@@ -43,12 +44,7 @@ async fn renewal_with_lost_reply_keeps_the_lease() {
     let deadline = || Instant::now() + lease.remaining();
     for _ in 0..2 {
         let before = deadline();
-        let answered = async {
-            while deadline() <= before + ttl / 20 {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        soon("a heartbeat", answered).await;
+        until("a heartbeat", async || deadline() > before + ttl / 20).await;
     }
     let (acquired, granted) = (Instant::now(), network.row("a").await.expect("the row"));
     network.strike(Fault::Mute).await;

@@ -77,7 +77,7 @@ async fn downgraded_lease_behaves_like_a_share() {
     let mut lease = taken(writing(&ours).ttl(BRIEF)).await;
     lease.downgrade().await.expect("downgrade");
     let before = holders(&theirs).await[0].expires_at;
-    soon("a renewal", async { while holders(&theirs).await[0].expires_at <= before {} }).await;
+    until("a renewal", async || holders(&theirs).await[0].expires_at > before).await;
     assert!(lease.is_held());
     let mut tx = counters.pool.begin().await.expect("begin");
     lease.fence(&mut tx).await.expect("fence");

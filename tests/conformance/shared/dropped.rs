@@ -12,7 +12,7 @@ async fn leaves_nothing(what: &str, act: impl AsyncFn(&CancelFixture, Point) -> 
     everywhere(async |point| {
         let done = act(&fixture, point).await;
         fixture.is_clean().await;
-        soon(what, async { while places(&pool).await > 0 {} }).await;
+        until(what, async || places(&pool).await == 0).await;
         done
     })
     .await;
