@@ -56,7 +56,7 @@ impl RowsWhere {
         self
     }
 
-    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all rows together.
+    /// As [`RowsOf::wait`].
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.rows = self.rows.wait(at_most);
         self

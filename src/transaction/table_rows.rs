@@ -78,7 +78,8 @@ impl<K, const N: usize> RowOf<K, N> {
         self
     }
 
-    /// As [`RowLock::wait`](crate::row::RowLock::wait).
+    /// As [`RowLock::wait`](crate::row::RowLock::wait). The last of this and
+    /// [`nowait`](Self::nowait) counts.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.rows = self.rows.wait(at_most);
         self
@@ -254,7 +255,8 @@ impl<K> RowsOf<K> {
         self
     }
 
-    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all rows together.
+    /// As [`RowLock::wait`](crate::row::RowLock::wait), for all rows together. The last of this,
+    /// [`nowait`](Self::nowait) and [`skip_locked`](Self::skip_locked) counts.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = wait_mode(Some(at_most));
         self
