@@ -59,8 +59,6 @@ pub(super) struct QueueState {
     pub(super) open: usize,
     /// The number of workers with a task.
     busy: usize,
-    /// Whether the last tasks were sent together.
-    follows_batch: bool,
     is_closed: bool,
     /// Whether the workers have ended with their runtime.
     is_abandoned: bool,
@@ -216,12 +214,6 @@ impl TaskQueue {
     /// Takes the ready tasks that can be sent together with this task, at most `most` including it.
     pub(super) fn gather(&self, task: Box<dyn Pending>, most: usize) -> Gathered {
         let mut state = self.state();
-        let gathered = Self::gather_from(&mut state, task, most);
-        state.follows_batch = matches!(gathered, Gathered::Several(..));
-        gathered
-    }
-
-    fn gather_from(state: &mut QueueState, task: Box<dyn Pending>, most: usize) -> Gathered {
         let mut batch = None;
         if most == 1 || !state.has_ready() || !task.join(&mut batch) {
             return Gathered::One(task);
@@ -283,11 +275,6 @@ impl TaskQueue {
     pub(super) fn count_idle(&self) -> Idle<'_> {
         self.state().idle += 1;
         Idle(self)
-    }
-
-    /// Returns whether the last tasks were sent together.
-    pub(super) fn follows_batch(&self) -> bool {
-        self.state().follows_batch
     }
 
     /// Counts a worker as busy until the result is dropped.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::request_error::RequestError;
@@ -144,10 +143,6 @@ impl Worker {
         let queue = Arc::clone(&self.queue);
         while let Some(task) = self.next().await {
             let _busy = queue.count_busy();
-            // The callers that a batch has answered may submit tasks that can go together.
-            if queue.follows_batch() {
-                yield_now().await;
-            }
             let most = if self.connection.is_some() { self.backend.max_batch_len() } else { 1 };
             let gathered = self.queue.gather(task, most);
             // A task may follow from the answer of a new primary. A suspect connection may lead to
