@@ -274,6 +274,7 @@ pub async fn renewed_twice(locks: &Locks, name: &str) -> LeaseInfo {
 
 /// Waits until a name has this number of waiters.
 pub async fn until_waiters(locks: &Locks, name: &str, count: usize) {
+    // A call of `until` could not be spawned: the compiler cannot show that its future is Send.
     let queued = async {
         while locks.waiters(name).await.expect("waiters").len() != count {
             tokio::time::sleep(Duration::from_millis(20)).await;
