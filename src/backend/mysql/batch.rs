@@ -67,7 +67,7 @@ const CHANGED: Nowait = Nowait {
 
 // The snapshot of an UPDATE on MariaDB is older than its locks on all rows but the first: it misses
 // an entry that was added meanwhile. Bind order: names.
-const RELEASED: &str = after!("l.lost, ", is_awaited!("l"), " AS is_awaited");
+const RELEASED: &str = after!("ROW_COUNT() AS released, l.lost, ", is_awaited!("l"), " AS is_awaited");
 
 // Assignments run from left to right. Bind order: what each name gets as id, owner, client, ttl,
 // holder and label; names.
@@ -214,9 +214,11 @@ async fn release(
             return Ok(ended(false));
         };
         // On MariaDB, an acquisition of the owner may have joined before the UPDATE, or a request to
-        // downgrade was late; the holding is an entry then.
+        // downgrade was late; the holding is an entry then. And another client may have lost the name
+        // since the UPDATE.
         let may_hold = [&*id, ENTRIES].contains(&&*after.text("id")?);
-        let is_ended = token > after.number(if may_hold { "token" } else { "lost" })?;
+        let is_ended = usize::try_from(after.number("released")?) == Ok(releases.len())
+            || token > after.number(if may_hold { "token" } else { "lost" })?;
         Ok(if is_ended { ended(after.number("is_awaited")? == 1) } else { None })
     };
     releases.iter().map(answer).collect()

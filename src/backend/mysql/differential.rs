@@ -15,7 +15,8 @@ use crate::backend::fence::{FenceCheck, FenceOutcome};
 use crate::backend::memory::Key;
 use crate::backend::micros;
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, Batch, ClientId, Request, Response};
+use crate::owner::Owner;
+use crate::protocol::{AcquisitionId, Batch, Claim, ClientId, Mode, Release, ReleaseOutcome, Request, Response};
 use crate::token::FencingToken;
 
 const TABLES: [&str; 3] = [
@@ -170,24 +171,64 @@ UPDATE sqlock_entry
     }
 }
 
-async fn requests_answer_as_the_model_does(variable: &str) {
+/// Runs a test on a server with a database of its own.
+async fn on_a_server(variable: &str, test: impl AsyncFnOnce(&mut Server)) {
     let url = std::env::var(variable)
         .unwrap_or_else(|_| panic!("{variable} is not set: run the tests by scripts/test, which starts the servers"));
     let options: MySqlConnectOptions = url.parse().expect("a URL");
     let options = options.disable_statement_logging();
-    let database = format!("sqlock_differential_{}", std::process::id());
+    let database = format!("sqlock_differential_{}", uuid::Uuid::new_v4().simple());
     let mut server = Server::new(&options, &database).await;
-    compare(&mut server).await;
+    test(&mut server).await;
     let drop = format!("DROP DATABASE {database}");
     sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut server.own).await.expect("dropped");
 }
 
 #[tokio::test]
 async fn requests_answer_as_the_model_does_on_mysql() {
-    requests_answer_as_the_model_does("SQLOCK_TEST_MYSQL_URL").await;
+    on_a_server("SQLOCK_TEST_MYSQL_URL", compare).await;
 }
 
 #[tokio::test]
 async fn requests_answer_as_the_model_does_on_mariadb() {
-    requests_answer_as_the_model_does("SQLOCK_TEST_MARIADB_URL").await;
+    on_a_server("SQLOCK_TEST_MARIADB_URL", compare).await;
+}
+
+/// A batch reads the rows after its UPDATE, on MariaDB without their locks: another client may have
+/// acquired and lost a released name meanwhile, as a trigger does here.
+#[tokio::test]
+async fn release_of_a_batch_is_known_although_the_name_was_lost_again() {
+    const LOSE: &str = "
+CREATE TRIGGER lose BEFORE UPDATE ON sqlock_lease FOR EACH ROW
+   SET NEW.token = IF(NEW.id = '', OLD.token + 1, NEW.token), NEW.lost = IF(NEW.id = '', OLD.token + 1, NEW.lost)";
+    on_a_server("SQLOCK_TEST_MARIADB_URL", async |server| {
+        let mut releases = Vec::new();
+        for name in ["a", "b"] {
+            let claim = Claim {
+                name: LockName::new(name).expect("a name"),
+                id: AcquisitionId::from_u128(1),
+                owner: Owner::random(),
+                client: ClientId::from_u128(1),
+                is_renewed: false,
+                mode: Mode::Exclusive,
+                ttl: Duration::from_secs(600),
+                holder: "test/1".into(),
+                label: "".into(),
+            };
+            let (name, id) = (claim.name.clone(), claim.id);
+            let Response::Acquired(Ok(token)) = server.execute(1, &Request::Acquire(claim)).await.expect("an answer")
+            else {
+                panic!("the name is free");
+            };
+            releases.push(Release { name, id, token, keep_for: Duration::ZERO, next: None });
+        }
+        sqlx::raw_sql(LOSE).execute(&mut server.own).await.expect("a trigger");
+        let (conn, batch) = (&mut server.connections[0], Batch::Release(releases));
+        let responses = batch::execute(conn, server.flavor, Sending::OneText, &batch).await.expect("an answer");
+        let is_ended = |response: &Option<Response>| {
+            matches!(response, Some(Response::Released(ReleaseOutcome::Ended { awaited: false })))
+        };
+        assert!(responses.iter().all(is_ended), "{responses:?}");
+    })
+    .await;
 }
