@@ -32,7 +32,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 
-use self::listener::{StoreConnection, Upgrade, may_refuse_settings};
+use self::listener::{StoreConnection, Upgrade, connect_or_plain};
 use self::settings::{Settings, started_at};
 use super::connect_options::OptionsSource;
 use super::fence::{Fence, FenceCheck, FenceOutcome};
@@ -99,23 +99,21 @@ impl PostgresBackend {
     }
 
     async fn open(&self) -> Result<PostgresStore, sqlx::Error> {
-        let mut conn = match self.own_options().connect().await {
-            Err(sqlx::Error::Database(error)) if may_refuse_settings(&*error) => {
-                let conn = self.options.without_logging().connect().await?;
-                self.accepts_settings.store(false, Ordering::Relaxed);
-                self.can_listen.store(false, Ordering::Relaxed);
-                conn
-            }
-            connected => connected?,
-        };
-        let settings = Settings::read(&mut conn, &self.address(), self.synchronous).await?;
+        let options = self.own_options();
+        let with_settings = || async { options.connect().await.map(StoreConnection::Plain) };
+        let plain = self.options.without_logging();
+        let mut connection = connect_or_plain(with_settings, &plain, &self.accepts_settings).await?;
+        if !self.accepts_settings.load(Ordering::Relaxed) {
+            self.can_listen.store(false, Ordering::Relaxed);
+        }
+        let settings = Settings::read(connection.connection().await?, &self.address(), self.synchronous).await?;
         let is_encrypted = match self.options.current().get_ssl_mode() {
             PgSslMode::Disable | PgSslMode::Allow => false,
             PgSslMode::Prefer => settings.server_has_tls,
             PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => true,
         };
         self.is_encrypted.store(is_encrypted, Ordering::Relaxed);
-        Ok(PostgresStore { connection: StoreConnection::Plain(conn), settings, upgrade: None })
+        Ok(PostgresStore { connection, settings, upgrade: None })
     }
 }
 

@@ -2,17 +2,22 @@
 //!
 //! Promises: 7, 14.
 
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlock::Error;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, PgPool};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::DATABASE;
-use crate::conformance::network::behind_a_reading_proxy;
+use crate::conformance::network::{behind_a_proxy, behind_a_reading_proxy};
 use crate::support::{builder, connect, fresh, fresh_on, soon};
 
 const LISTENS: &str = "SELECT coalesce(bool_or(listens), false) FROM sqlock_client";
@@ -73,6 +78,60 @@ async fn client_listens_after_a_temporary_refusal() {
 #[tokio::test]
 async fn client_listens_after_a_refused_login() {
     client_listens_after("ALTER ROLE {} NOLOGIN", "ALTER ROLE {} LOGIN").await;
+}
+
+/// The code is that of a pooler that refuses a setting, and of any other error in the protocol.
+#[tokio::test]
+async fn client_listens_after_one_refused_connection() {
+    for of_connection in ["lock_timeout", "sqlock.session"] {
+        let db = fresh().await;
+        let (proxy, url) = behind_a_proxy(&db.url);
+        let (port, refused) = refuse_once(proxy.port(), of_connection).await;
+        let url = url.replace(&format!(":{}/", proxy.port()), &format!(":{port}/"));
+        let locks = builder(connect(&url, 1).await).build();
+        let rival = db.locks().await;
+        let theirs = rival.lease("a").acquire().await.expect("acquire");
+        let waits = tokio::spawn(locks.lease("a").acquire());
+        until_query("a client that listens", &connect(&db.url, 1).await, LISTENS).await;
+        assert!(refused.load(Ordering::SeqCst), "no connection with {of_connection}");
+        theirs.release().await.expect("release");
+        soon("the grant", waits).await.expect("no panic").expect("acquire").release().await.expect("release");
+        locks.shutdown().await.expect("shutdown");
+    }
+}
+
+/// Refuses the first connection with this text in its startup packet; passes others on. Returns
+/// the port, and whether the connection was refused.
+async fn refuse_once(upstream: u16, text: &'static str) -> (u16, Arc<AtomicBool>) {
+    const TLS_REQUEST: [u8; 4] = 80_877_103_u32.to_be_bytes();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+    let port = listener.local_addr().expect("its address").port();
+    let refused = Arc::new(AtomicBool::new(false));
+    let has_refused = Arc::clone(&refused);
+    tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.expect("a connection");
+            let mut packet = [0; 4096];
+            let mut length = client.read(&mut packet).await.expect("a packet");
+            if packet[4..8] == TLS_REQUEST {
+                client.write_all(b"N").await.expect("no TLS");
+                length = client.read(&mut packet).await.expect("a packet");
+            }
+            let has_text = packet[..length].windows(text.len()).any(|bytes| bytes == text.as_bytes());
+            if has_text && !has_refused.swap(true, Ordering::SeqCst) {
+                let fields = b"SFATAL\0VFATAL\0C08P01\0Mnot now\0\0";
+                let error = [b"E", &(fields.len() as u32 + 4).to_be_bytes()[..], fields].concat();
+                client.write_all(&error).await.expect("an error");
+                continue;
+            }
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream)).await.expect("the server");
+                server.write_all(&packet[..length]).await.expect("a packet");
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    (port, refused)
 }
 
 /// In the statements, `{}` is the name of the database and of the role that connects.

@@ -170,13 +170,8 @@ impl Upgrade {
     /// fails if the new one does not reach the server that was started at `server`.
     async fn replace(self, plain: PgConnection, server: i64) -> Result<StoreConnection, sqlx::Error> {
         plain.close().await?;
-        let mut replacement = match Listener::connect(&self.options).await? {
-            Some(listener) => StoreConnection::Listener(listener),
-            None => {
-                self.can_listen.store(false, Ordering::Relaxed);
-                StoreConnection::Plain(self.options.connect().await?)
-            }
-        };
+        let listener = || async { Listener::connect(&self.options).await.map(StoreConnection::Listener) };
+        let mut replacement = connect_or_plain(listener, &self.options, &self.can_listen).await?;
         if started_at(replacement.connection().await?).await? != server {
             return Err(lost_connection());
         }
@@ -190,8 +185,8 @@ const LISTENS: &str = concat!("
 UPDATE sqlock_client SET listens = true WHERE id = $1 AND ", mark!(), " = $2");
 
 impl Listener {
-    /// Opens a connection that can listen. `None`: a pooler refuses it.
-    async fn connect(options: &PgConnectOptions) -> Result<Option<Self>, sqlx::Error> {
+    /// Opens a connection that can listen.
+    async fn connect(options: &PgConnectOptions) -> Result<Self, sqlx::Error> {
         let mark = Uuid::new_v4().simple().to_string();
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -200,14 +195,10 @@ impl Listener {
             .max_lifetime(None)
             .test_before_acquire(false)
             .connect_lazy_with(options.clone().options([("sqlock.session", &mark)]));
-        let mut listener = match PgListener::connect_with(&pool).await {
-            // A pooler refuses a setting in the startup packet.
-            Err(sqlx::Error::Database(error)) if may_refuse_settings(&*error) => return Ok(None),
-            other => other?,
-        };
+        let mut listener = PgListener::connect_with(&pool).await?;
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
-        Ok(Some(Self { listener, pool, mark, state: ListenerState::Connected }))
+        Ok(Self { listener, pool, mark, state: ListenerState::Connected })
     }
 
     /// Begins to listen for the grants of a client, unless the session may be shared.
@@ -252,9 +243,34 @@ fn is_temporary(error: &dyn DatabaseError) -> bool {
 
 /// Returns whether a server that refuses a connection may accept one without settings: a pooler
 /// refuses them with codes of its own. A wrong password (class 28) or database (3D) stays wrong.
-pub(super) fn may_refuse_settings(error: &dyn DatabaseError) -> bool {
+fn may_refuse_settings(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(error) = error else { return false };
     let code = error.code().unwrap_or_default();
-    !is_temporary(error) && !["28", "3D"].iter().any(|class| code.starts_with(class))
+    !is_temporary(&**error) && !["28", "3D"].iter().any(|class| code.starts_with(class))
+}
+
+/// Connects with settings in the startup packet, or without them if the server refuses the
+/// connection. If it refuses them again then, stores that it does not accept them; the first time,
+/// it may have had another reason.
+pub(super) async fn connect_or_plain<F: Future<Output = Result<StoreConnection, sqlx::Error>>>(
+    with_settings: impl Fn() -> F,
+    plain: &PgConnectOptions,
+    accepts_settings: &AtomicBool,
+) -> Result<StoreConnection, sqlx::Error> {
+    match with_settings().await {
+        Err(error) if may_refuse_settings(&error) => {}
+        connected => return connected,
+    }
+    let plain = plain.connect().await?;
+    match with_settings().await {
+        Ok(connection) => {
+            plain.close().await?;
+            return Ok(connection);
+        }
+        Err(error) if may_refuse_settings(&error) => accepts_settings.store(false, Ordering::Relaxed),
+        Err(_) => {}
+    }
+    Ok(StoreConnection::Plain(plain))
 }
 
 /// Makes the error of a connection that was lost while idle.
