@@ -314,7 +314,7 @@ struct Day {
     reruns: i64,
     deadlocks: u32,
     took: Duration,
-    /// The balances and versions of each account.
+    /// The id and the balance of each account.
     balances: Vec<(i64, i64)>,
     /// The source, target and amount of each transfer.
     ledger: Vec<(i64, i64, i64)>,

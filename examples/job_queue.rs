@@ -77,21 +77,11 @@ any_database! {
         Ok(())
     }
 
-    /// Returns the statement that begins a transaction. On MySQL and MariaDB, a transaction at
-    /// REPEATABLE READ would lock more rows than it takes.
-    fn begin() -> &'static str {
-        match <Db as sqlx::Database>::NAME {
-            "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
-            "SQLite" => "BEGIN IMMEDIATE",
-            _ => "BEGIN",
-        }
-    }
-
     /// Runs a worker process until all jobs are done.
     async fn worker(pool: Pool<Db>, name: &str) -> Result<()> {
         let locks = Locks::new(pool.clone());
         all_are_ready().await?;
-        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin());
+        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin_with_row_locks::<Db>());
         let mut idle = false;
         loop {
             let done = if asked_for("--without-lock") {

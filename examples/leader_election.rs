@@ -31,8 +31,7 @@ any_database! {
                     }
                 }
             } => led,
-            told = told_to_go() => {
-                told?;
+            () = until_stdin_ends() => {
                 println!("{name} goes");
                 Ok(locks.shutdown().await?)
             }
@@ -120,10 +119,4 @@ any_database! {
             }
         }
     }
-}
-
-/// Completes when stdin ends.
-async fn told_to_go() -> Result<()> {
-    tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await?;
-    Ok(())
 }

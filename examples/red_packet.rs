@@ -70,7 +70,7 @@ any_database! {
     }
 
     async fn grab_once(pool: Pool<Db>, locks: Locks, packet: i64, user: i64) -> Result<Option<i64>> {
-        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin());
+        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin_with_row_locks::<Db>());
         // A packet may live longer than a result is kept: a used key never counts as new.
         let grabs = Idempotency::new(&locks).namespace("packets").after_retention(AfterRetention::Refuse);
         let grabs = grabs.wait(Duration::from_secs(60)).retry(patiently);
@@ -93,16 +93,6 @@ any_database! {
         match grabbed.push_bind(user).build_query_scalar().fetch_optional(&mut *conn).await? {
             Some(part) => Ok(Some(part)),
             None => Ok(grab(&mut conn, packet, user).await?),
-        }
-    }
-
-    /// Returns the statement that begins a transaction. A read under a lock must return the latest
-    /// row, on MySQL and MariaDB too.
-    fn begin() -> &'static str {
-        match <Db as sqlx::Database>::NAME {
-            "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
-            "SQLite" => "BEGIN IMMEDIATE",
-            _ => "BEGIN",
         }
     }
 

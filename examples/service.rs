@@ -1,6 +1,7 @@
 //! A service of axum that works under leases, with what its operator needs: `/metrics` for
 //! Prometheus, `/healthz` for a probe, and an orderly end at SIGTERM, which lets held leases finish
-//! and refuses the requests that wait.
+//! and refuses the requests that wait. It runs until then. Without `DATABASE_URL`, it keeps its
+//! tables in `service.db` in the current directory.
 //!
 //! ```text
 //! cargo run --features axum,metrics --example service

@@ -28,7 +28,8 @@ any_database! {
         Ok(bought)
     }
 
-    /// Sells the item without a lock: all buyers that read before the first sale would find it.
+    /// Reads the stock, and sells the item if it is there. The caller must have the lock: without it,
+    /// all buyers that read before the first sale find the item.
     async fn look_then_take(conn: &mut Connection) -> Result<bool> {
         let stock: i64 = sqlx::query_scalar("SELECT stock FROM sqlock_example_last_item").fetch_one(&mut *conn).await?;
         if stock == 0 {

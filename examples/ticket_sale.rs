@@ -24,8 +24,8 @@ any_database! {
         Ok(ticket)
     }
 
-    /// Sells without a lock: two workers that read before either of them writes sell the same
-    /// ticket.
+    /// Reads how many tickets are sold, and sells the next one. The caller must have the lock: without
+    /// it, two workers that read before either of them writes sell the same ticket.
     async fn look_then_sell(conn: &mut Connection, seller: i64) -> Result<Option<i64>> {
         let sold: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlock_example_sale").fetch_one(&mut *conn).await?;
         if sold >= TICKETS {

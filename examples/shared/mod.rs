@@ -297,6 +297,16 @@ pub async fn until_stdin_ends() {
     let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
 }
 
+/// Returns the statement that begins a transaction with row locks. At REPEATABLE READ, the default
+/// of MySQL and MariaDB, it would lock more rows than needed, and read an old row after a wait.
+pub fn begin_with_row_locks<DB: sqlx::Database>() -> &'static str {
+    match DB::NAME {
+        "MySQL" => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN",
+        "SQLite" => "BEGIN IMMEDIATE",
+        _ => "BEGIN",
+    }
+}
+
 /// Returns whether the command line has this option.
 pub fn asked_for(option: &str) -> bool {
     std::env::args().any(|argument| argument == option)
