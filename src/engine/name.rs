@@ -16,6 +16,7 @@ use super::poll_interval::QueuePace;
 use super::recheck::Ended;
 use super::waiter::{Waiter, WaiterState};
 use super::withdrawal::{Detachment, FIRST_PAUSE, LATE_EFFECT, Withdrawal};
+use crate::backoff::ROUND_TRIP;
 use crate::clock::Moment;
 use crate::mutation::{Mutation, is_on};
 use crate::owner::Owner;
@@ -29,9 +30,6 @@ pub(super) const MAX_ENTRIES: usize = 16;
 
 /// The time between two tries of a name that is free and yet not granted.
 const OVERTAKEN_PAUSE: Duration = Duration::from_millis(5);
-
-/// A wait shorter than this may be as short as a round trip, and says nothing about the store.
-const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
 /// A store that has not answered for this long is out of reach.
 pub(super) const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
@@ -178,9 +176,9 @@ impl NameState {
     /// flight for too long.
     pub(super) fn is_unanswered(&self, id: WaiterId, now: Moment) -> bool {
         let waits_for_answer = |waiter: &Waiter| match waiter.state {
-            _ if waiter.tries() => self.is_busy_for(SLOW_ANSWER, now),
+            _ if waiter.tries() => self.is_busy_for(ROUND_TRIP, now),
             WaiterState::New => {
-                let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= SLOW_ANSWER);
+                let is_long = waiter.ends_at().is_some_and(|ends_at| ends_at.since(waiter.since) >= ROUND_TRIP);
                 is_long && self.is_silent(now)
             }
             _ => self.is_busy_for(UNREACHABLE_AFTER, now),
@@ -197,7 +195,7 @@ impl NameState {
 
     /// Returns whether the store has not answered anything about the name for a while.
     pub(super) fn is_silent(&self, now: Moment) -> bool {
-        self.is_unknown() && self.is_busy_for(SLOW_ANSWER, now)
+        self.is_unknown() && self.is_busy_for(ROUND_TRIP, now)
     }
 
     /// Returns whether a request has been in flight for this long.

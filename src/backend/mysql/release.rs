@@ -11,7 +11,9 @@ use super::store::{Attempt, Flavor, Nowait, attempt, is_locked, is_timeout, toke
 use crate::backend::micros;
 use crate::backend::stored::{KEPT, NO_ID, TableRow as _, parse_id};
 use crate::name::LockName;
-use crate::protocol::{AcquisitionId, ChangeOutcome, Granted, Holder, Release, ReleaseOutcome, WithdrawalOutcome};
+use crate::protocol::{
+    AcquisitionId, ChangeOutcome, Granted, Holder, LeaseRow, Release, ReleaseOutcome, WithdrawalOutcome,
+};
 use crate::token::FencingToken;
 
 // ---- release
@@ -103,18 +105,19 @@ async fn try_release(
             Some(row) if row.holder == Holder::Lease(release.id) && row.token == release.token.get() => {
                 Ok(ReleaseOutcome::Locked)
             }
-            Some(row) => Ok(ReleaseOutcome::NotHeld { lost: row.lost, token: row.token }),
-            None => Ok(ReleaseOutcome::NotHeld { lost: 0, token: 0 }),
+            row => Ok(not_held(row)),
         },
     }
 }
 
 async fn read_not_held(conn: &mut MySqlConnection, name: &LockName) -> Result<ReleaseOutcome, sqlx::Error> {
-    let row = read_row(conn, name).await?;
-    Ok(row.map_or(ReleaseOutcome::NotHeld { lost: 0, token: 0 }, |row| ReleaseOutcome::NotHeld {
-        lost: row.lost,
-        token: row.token,
-    }))
+    read_row(conn, name).await.map(not_held)
+}
+
+/// Returns the outcome of a release whose holding does not exist, from the row of its name.
+fn not_held(row: Option<LeaseRow>) -> ReleaseOutcome {
+    let (lost, token) = row.map_or((0, 0), |row| (row.lost, row.token));
+    ReleaseOutcome::NotHeld { lost, token }
 }
 
 // One statement cannot both update and delete, so another one deletes the entry. Until then the
