@@ -180,9 +180,8 @@ impl Executor {
         work.failure.as_ref().filter(is_current).map(|failure| failure.reason.clone())
     }
 
-    /// Returns why a connection for work could not be opened or was lost, unless work was answered
-    /// since. Otherwise the same of the connection for heartbeats, unless anything was answered
-    /// since.
+    /// Returns the result of [`failure`](Self::failure), or else why the connection for heartbeats
+    /// could not be opened or was lost, unless anything was answered since.
     pub(crate) fn last_failure(&self) -> Option<String> {
         let answered_at = self.work.state().answered_at;
         let is_recent = |failure: &&FailureReport| answered_at.is_none_or(|at| at < failure.at);

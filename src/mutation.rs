@@ -23,9 +23,9 @@ mutations! {
     ReviveLost,
     /// A heartbeat extends leases although its answer has a new notice.
     IgnoreNotice,
-    /// An eviction does not notify the client.
+    /// An eviction gives the client no notice.
     EvictInSilence,
-    /// A request for a release does not notify the clients.
+    /// A request for a release gives the clients no notice.
     AskInSilence,
     /// The engine does not look for requests for a release.
     ForgetAsked,

@@ -106,6 +106,9 @@ impl Sweeper {
     /// Sweeps in the background until the returned guard, or the last handle and lease of its
     /// client, is dropped.
     ///
+    /// The first sweep comes after a pause as between two sweeps. A process that lives for less than
+    /// [`every`](Self::every) may never sweep: call [`sweep`](Self::sweep) there.
+    ///
     /// # Panics
     ///
     /// When called outside of a tokio runtime.

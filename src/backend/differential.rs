@@ -227,7 +227,7 @@ impl Sequence {
         if let (Request::Register { client }, Response::Registered(notice)) = (&request, &response)
             && tables.clients.get(client).is_none_or(|client| client.notice != *notice)
         {
-            return Err(format!("the answer says {notice} notices, and the tables say otherwise: {tables:#?}"));
+            return Err(format!("the answer has notice {notice}, and the tables say otherwise: {tables:#?}"));
         }
         if let Some(difference) = difference(&before, &changed, &tables) {
             return Err(format!("{difference}\ntables before: {before:#?}"));

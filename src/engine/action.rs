@@ -122,7 +122,7 @@ pub(crate) enum Input {
     LookUp {
         name: LockName,
     },
-    /// A name was granted to this client.
+    /// A name was granted to this client, or may have been.
     Notified(Notification),
     /// Time has passed.
     Tick,

@@ -204,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Handles the look-up of a holding after a notice.
+    /// Handles the answer to a look at a holding.
     pub(super) fn on_looked(
         &mut self,
         now: Moment,

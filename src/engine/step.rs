@@ -26,7 +26,8 @@ pub(super) enum Step {
     Withdraw(AcquisitionId),
     /// Reads the state of this client's entries.
     Poll,
-    /// Reads whether a holding still exists, after a notice. Sent as [`Request::Poll`].
+    /// Reads whether a holding still exists, if [`Holding::needs_look`] says so. Sent as
+    /// [`Request::Poll`].
     Look(AcquisitionId),
     /// Reads which entry is next. `given_up`: a holding that is being released.
     Read {

@@ -51,11 +51,11 @@ pub(crate) enum Request {
     /// Raise the token of an exclusive holding of one lease. Answer:
     /// [`Raised`](super::Response::Raised).
     Raise { name: LockName, id: AcquisitionId, token: FencingToken, to: FencingToken },
-    /// End the holding with this token, and notify its client. Answer:
+    /// End the holding with this token, and give its clients a notice. Answer:
     /// [`Evicted`](super::Response::Evicted).
     Evict { name: LockName, token: FencingToken },
-    /// Record that every holder of a name is asked to release it, and notify their clients. Answer:
-    /// [`Asked`](super::Response::Asked).
+    /// Record that every holder of a name is asked to release it, and give their clients a notice.
+    /// Answer: [`Asked`](super::Response::Asked).
     Ask { name: LockName },
 }
 

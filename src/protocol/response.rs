@@ -117,7 +117,7 @@ pub(crate) struct Granted {
     pub(crate) token: FencingToken,
 }
 
-/// A notification of a grant to this client.
+/// A notification that a name was granted to this client, or may have been.
 #[cfg_attr(
     not(all(feature = "postgres", feature = "sqlite")),
     allow(dead_code, reason = "a database has one kind, or none")

@@ -42,8 +42,8 @@ impl Memory {
     }
 }
 
-/// Returns the number of notices of a new row. It starts at the clock, so that it differs from those
-/// of an earlier row, which the sweeper has deleted.
+/// Returns the first notice of a row: the time, so that it differs from the notices of an earlier
+/// row, which the sweeper has deleted.
 fn first_notice(now: i64) -> i64 {
     if is_on(Mutation::RestartNotices) { 1 } else { now }
 }

@@ -4,8 +4,8 @@ use sqlx::MySqlConnection;
 
 use crate::protocol::ClientId;
 
-// LAST_INSERT_ID is the number of notices plus one. The notices of a new row start at the clock.
-// Bind order: client.
+// LAST_INSERT_ID is the latest notice plus one. Notices start at the clock, as in `notice!`. Bind
+// order: client.
 #[rustfmt::skip]
 const REGISTER: &str = concat!("
 INSERT INTO sqlock_client (id, beat_at, notice) VALUES (?, ", now!(), ", LAST_INSERT_ID(", now!(), " + 1) - 1)
@@ -13,7 +13,7 @@ INSERT INTO sqlock_client (id, beat_at, notice) VALUES (?, ", now!(), ", LAST_IN
 
 pub(super) async fn register(conn: &mut MySqlConnection, client: ClientId) -> Result<i64, sqlx::Error> {
     let done = sqlx::query(REGISTER).bind(client.to_string()).execute(conn).await?;
-    Ok(notices(done.last_insert_id()))
+    Ok(notice_from(done.last_insert_id()))
 }
 
 // Bind order: client.
@@ -23,9 +23,9 @@ UPDATE sqlock_client SET beat_at = ", now!(), ", notice = LAST_INSERT_ID(notice 
 
 pub(super) async fn beat(conn: &mut MySqlConnection, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
     let done = sqlx::query(HEARTBEAT).bind(client.to_string()).execute(conn).await?;
-    Ok((done.rows_affected() > 0).then(|| notices(done.last_insert_id())))
+    Ok((done.rows_affected() > 0).then(|| notice_from(done.last_insert_id())))
 }
 
-fn notices(insert_id: u64) -> i64 {
+fn notice_from(insert_id: u64) -> i64 {
     i64::try_from(insert_id.saturating_sub(1)).unwrap_or(i64::MAX)
 }

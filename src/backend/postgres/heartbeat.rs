@@ -20,7 +20,7 @@ INSERT INTO sqlock_client AS c (id, beat_at, notice, listens) VALUES ($1, ", now
     ON CONFLICT (id) DO UPDATE SET beat_at = ", now!(), ", listens = excluded.listens
 RETURNING c.notice");
 
-/// Creates the row of a client or writes its heartbeat. Returns the number of its notices.
+/// Creates the row of a client or writes its heartbeat. Returns its latest notice.
 pub(super) async fn register(conn: &mut Connection<'_>, client: ClientId) -> Result<i64, sqlx::Error> {
     let row = conn.row(sqlx::query(REGISTER).bind(client.to_string()).bind(conn.mark)).await?;
     row.ok_or(sqlx::Error::RowNotFound)?.number("notice")
@@ -31,7 +31,7 @@ pub(super) async fn register(conn: &mut Connection<'_>, client: ClientId) -> Res
 const HEARTBEAT: &str = concat!("
 UPDATE sqlock_client SET beat_at = ", now!(), ", listens = ", listens!(), " WHERE id = $1 RETURNING notice");
 
-/// Writes the heartbeat of a client. Returns the number of its notices, or `None` if it has no row.
+/// Writes the heartbeat of a client. Returns its latest notice, or `None` if it has no row.
 pub(super) async fn beat(conn: &mut Connection<'_>, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
     let row = conn.row(sqlx::query(HEARTBEAT).bind(client.to_string()).bind(conn.mark)).await?;
     row.map(|row| row.number("notice")).transpose()

@@ -18,7 +18,7 @@ INSERT INTO sqlock_client (id, beat_at, notice) VALUES ($1, ", now!(), ", ", now
     ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at
 RETURNING notice");
 
-/// Creates the row of a client or writes its heartbeat. Returns the number of its notices.
+/// Creates the row of a client or writes its heartbeat. Returns its latest notice.
 pub(super) async fn register(conn: &mut SqliteConnection, client: ClientId) -> Result<i64, sqlx::Error> {
     write(conn, REGISTER, client).await?.first().ok_or(sqlx::Error::RowNotFound)?.number("notice")
 }
@@ -29,7 +29,7 @@ const HEARTBEAT: &str = concat!("
 UPDATE sqlock_client SET beat_at = ", now!(), " WHERE id = $1
 RETURNING notice");
 
-/// Writes the heartbeat of a client. Returns the number of its notices, if it has a row.
+/// Writes the heartbeat of a client. Returns its latest notice, or `None` if it has no row.
 pub(super) async fn beat(conn: &mut SqliteConnection, client: ClientId) -> Result<Option<i64>, sqlx::Error> {
     write(conn, HEARTBEAT, client).await?.first().map(|row| row.number("notice")).transpose()
 }
