@@ -33,6 +33,8 @@ pub(crate) mod decision;
 mod grant;
 mod heartbeat;
 mod holding;
+mod lifetime;
+mod looks;
 mod loss;
 mod name;
 mod poll_interval;
@@ -255,7 +257,7 @@ impl Engine {
             return None;
         };
         let ends = leases.iter().find(|local| local.id == lease)?.ends;
-        let deadline = holding.deadline(&self.heartbeat);
+        let deadline = holding.lifetime.deadline(&self.heartbeat);
         Some(ends.map_or(deadline, |ends| ends.min(deadline)))
     }
 
@@ -336,7 +338,7 @@ impl Engine {
             if leases.is_empty() {
                 holding.begin_release(now, &released, Some(lease), honours_hold_time);
             } else {
-                holding.leaving.push(lease);
+                holding.looks.leave(lease);
             }
         }
         self.advance(now, &name);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::Engine;
 use super::action::{Action, Amendment, HoldTime, LeaseId, NotAmended, SharedError};
-use super::holding::{Amending, AmendmentState, HoldingState, LocalLease, relied_on};
-use super::{Engine, Epoch};
+use super::holding::{Amending, AmendmentState, HoldingState, LocalLease};
 use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::name::LockName;
@@ -80,8 +80,7 @@ impl Engine {
                 // decides.
                 Some(amending) => {
                     amending.state = AmendmentState::Refused;
-                    holding.fix_deadline(&self.heartbeat);
-                    holding.epoch = Epoch::default();
+                    holding.lifetime.doubt(&self.heartbeat);
                 }
                 None => {}
             },
@@ -129,7 +128,7 @@ impl Engine {
             return;
         };
         match done.amendment {
-            Amendment::Extend(lasts) => holding.deadline = holding.deadline.max(sent_at + relied_on(lasts)),
+            Amendment::Extend(lasts) => holding.lifetime.extend(sent_at, lasts),
             Amendment::Raise(token) => {
                 let former = std::mem::replace(&mut holding.token, token);
                 holding.former_tokens.push(former);
@@ -196,6 +195,6 @@ impl super::Holding {
     pub(super) fn is_only(&self, lease: LeaseId) -> bool {
         let has_one_lease =
             matches!(&self.state, HoldingState::Held(leases) if matches!(&leases[..], [only] if only.id == lease));
-        has_one_lease && self.leaving.is_empty()
+        has_one_lease && !self.looks.has_leaving()
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::action::{Action, Answer, Refusal, SharedError, Verdict, WaiterId};
 use super::heartbeat::Epoch;
-use super::holding::{EXTEND_AFTER, Holding, HoldingState, relied_on};
+use super::holding::{EXTEND_AFTER, Holding, HoldingState};
 use super::name::UNREACHABLE_AFTER;
 use super::step::Step;
 use super::waiter::WaiterState;
@@ -159,7 +159,7 @@ impl Engine {
         let sent_at = if is_on(Mutation::CountFromAnswer) { now } else { answer.sent_at };
         if response.as_ref().is_some_and(|response| self.heartbeat.is_news(response)) {
             for holding in self.names.values_mut().flat_map(|state| &mut state.holdings) {
-                holding.fix_deadline(&self.heartbeat);
+                holding.lifetime.fix_deadline(&self.heartbeat);
             }
         }
         let shortest = self.shortest();
@@ -216,7 +216,7 @@ impl Engine {
         let Some(holding) = self.names.get_mut(name).and_then(|state| state.holding(id)) else {
             return;
         };
-        let looking_for = holding.looking_for.take().unwrap_or(0);
+        let decided = holding.looks.end();
         // The answer to its release, which is in flight, decides.
         if !holding.is_held() {
             return;
@@ -233,17 +233,18 @@ impl Engine {
             holding.extend_at = Some(now + EXTEND_AFTER);
         }
         // A change may have been answered in a later epoch. A new suspicion needs another look.
-        if !holding.may_be_lost {
-            holding.epoch = holding.epoch.max(epoch);
+        if !holding.looks.is_suspected() {
+            holding.lifetime.trust(epoch);
         }
         // If a later epoch has begun, another look follows. The beats before this look have extended
         // the holding all the same: otherwise frequent notices would let it expire.
-        let extended_at = beat_at.filter(|_| holding.is_renewed && self.heartbeat.is_uninterrupted_since(epoch));
+        let extended_at =
+            beat_at.filter(|_| holding.lifetime.is_renewed && self.heartbeat.is_uninterrupted_since(epoch));
         if let Some(extended_at) = extended_at {
-            holding.deadline = holding.deadline.max(extended_at + relied_on(holding.ttl));
+            holding.lifetime.extend(extended_at, holding.lifetime.ttl);
         }
         let requested_up_to = polled.map_or(0, |polled| polled.row.asked);
-        for lease in holding.leaving.drain(..looking_for) {
+        for lease in holding.looks.take(decided) {
             self.actions.push(Action::Released { lease, verdict: Verdict::Held });
         }
         self.answer_refused_amendment(now, name, id, token);
@@ -286,14 +287,10 @@ impl Engine {
         holding.extend_at = None;
         match extended {
             ChangeOutcome::Done => {
-                holding.fix_deadline(&self.heartbeat);
-                holding.ttl = terms.ttl;
-                holding.is_renewed |= is_renewed;
+                holding.lifetime.set_ttl(&self.heartbeat, is_renewed, &terms);
                 if is_renewed {
                     self.heartbeat.schedule_for(terms.since, terms.ttl);
                 }
-                holding.epoch = holding.epoch.max(terms.epoch);
-                holding.deadline = holding.deadline.max(terms.since + relied_on(terms.ttl));
                 // A lease that has entered meanwhile may want more.
                 holding.extend_at = holding.wants_more().then_some(now);
             }
@@ -302,10 +299,7 @@ impl Engine {
                 holding.extend_at = Some(holding.retry_at);
             }
             // The holding was taken away, or was about to expire: a look decides.
-            ChangeOutcome::NotHeld => {
-                holding.fix_deadline(&self.heartbeat);
-                (holding.epoch, holding.may_be_lost) = (Epoch::default(), true);
-            }
+            ChangeOutcome::NotHeld => holding.suspect(&self.heartbeat),
         }
     }
 
@@ -372,10 +366,10 @@ impl Engine {
             (Step::Detach(id), _) => self.on_detached(now, name, id, None),
             (Step::Look(id), _) => {
                 if let Some(holding) = state.holding(id) {
-                    holding.look_at = Some(now + LOOK_RETRY_PAUSE);
-                    holding.may_be_lost = true;
-                    let looking_for = holding.looking_for.take().unwrap_or(0);
-                    for lease in holding.leaving.drain(..looking_for) {
+                    holding.looks.retry_at = Some(now + LOOK_RETRY_PAUSE);
+                    holding.looks.suspect();
+                    let decided = holding.looks.end();
+                    for lease in holding.looks.take(decided) {
                         self.actions.push(Action::Released { lease, verdict: Verdict::Failed(error.clone()) });
                     }
                 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::action::{Action, Grant, Refusal, WaiterId};
 use super::heartbeat::Epoch;
-use super::holding::{EXTEND_AFTER, Holding, relied_on};
+use super::holding::{EXTEND_AFTER, Holding};
+use super::lifetime::relied_on;
 use super::poll_interval::{QueuePace, longest_interval};
 use super::waiter::{Waiter, WaiterState};
 use super::{Engine, GrantTerms, ReentryTerms, enter};
@@ -57,7 +58,7 @@ impl Engine {
         let (is_adopted, lingers) = (waiter.adopts(), waiter.lingers || may_linger);
         let mut holding =
             Holding { is_adopted, is_release_requested, lingers, ..Holding::from_terms(now, waiter.claim, &terms) };
-        if holding.is_renewed {
+        if holding.lifetime.is_renewed {
             self.heartbeat.schedule_for(since, ttl);
         }
         let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);

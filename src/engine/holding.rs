@@ -6,8 +6,10 @@ use std::time::Duration;
 use super::GrantTerms;
 use super::action::{Amendment, HoldTime, LeaseId, Verdict};
 use super::heartbeat::{Epoch, Heartbeat};
+use super::lifetime::Lifetime;
+use super::looks::Looks;
 use super::withdrawal::FIRST_PAUSE;
-use crate::clock::{Moment, reliance};
+use crate::clock::Moment;
 use crate::error::LossCause;
 use crate::mutation::{Mutation, is_on};
 use crate::protocol::{AcquisitionId, Claim, Mode};
@@ -80,8 +82,6 @@ pub(super) struct Holding {
     pub(super) token: FencingToken,
     /// The tokens of the holding before each raise.
     pub(super) former_tokens: Vec<FencingToken>,
-    /// A caller suspects that the holding has ended.
-    pub(super) may_be_lost: bool,
     /// Its release was requested, and its leases were notified.
     pub(super) is_release_requested: bool,
     /// The holding was taken over unchanged from another process.
@@ -90,20 +90,12 @@ pub(super) struct Holding {
     /// the name.
     pub(super) is_joined: bool,
     pub(super) state: HoldingState,
-    /// The heartbeat renews the holding, according to its row.
-    pub(super) is_renewed: bool,
-    /// How long the holding lasts after a heartbeat: the TTL in its row.
-    pub(super) ttl: Duration,
-    /// Until when the holder may rely on the holding, whatever the heartbeat does.
-    pub(super) deadline: Moment,
-    /// The heartbeats of this epoch extend the holding.
-    pub(super) epoch: Epoch,
+    pub(super) lifetime: Lifetime,
+    pub(super) looks: Looks,
     /// When to raise its TTL in the store to the requested TTL.
     pub(super) extend_at: Option<Moment>,
     /// When to repeat a statement that changes the holding.
     pub(super) retry_at: Moment,
-    /// When to repeat an unanswered look.
-    pub(super) look_at: Option<Moment>,
     pub(super) pause: Duration,
     /// How often a release has had no effect and the store gave no reason.
     pub(super) ineffective_releases: u32,
@@ -115,11 +107,6 @@ pub(super) struct Holding {
     pub(super) is_queue_checked: bool,
     /// Requested changes, in order.
     pub(super) amendments: VecDeque<Amending>,
-    /// Leases that were released while other leases share the holding. Their verdict follows when
-    /// the store answers that the holding still exists.
-    pub(super) leaving: Vec<LeaseId>,
-    /// A look at the holding is in flight, for this many of the leases in `leaving`.
-    pub(super) looking_for: Option<usize>,
 }
 
 impl Holding {
@@ -129,40 +116,32 @@ impl Holding {
 
     /// Creates the holding of a claim that was granted, without its leases.
     pub(super) fn from_terms(now: Moment, claim: Claim, terms: &GrantTerms) -> Self {
-        let GrantTerms { token, since, lasts, ttl, epoch, may_linger, is_joined } = *terms;
+        let GrantTerms { token, ttl, may_linger, is_joined, .. } = *terms;
         let mode = if is_joined { Mode::Exclusive } else { claim.mode };
         Self {
             token,
             former_tokens: Vec::new(),
-            may_be_lost: false,
             is_release_requested: false,
             is_adopted: false,
             is_joined,
             state: HoldingState::Held(Vec::new()),
-            is_renewed: claim.is_renewed,
-            ttl,
-            deadline: since + relied_on(lasts),
-            epoch,
+            lifetime: Lifetime::new(claim.is_renewed, terms),
+            looks: Looks::default(),
             extend_at: (ttl < claim.ttl && !is_on(Mutation::KeepShortTtl)).then(|| now + EXTEND_AFTER),
             retry_at: now,
-            look_at: None,
             pause: FIRST_PAUSE,
             ineffective_releases: 0,
             lingers: may_linger,
             may_have_ended: false,
             is_queue_checked: false,
             amendments: VecDeque::new(),
-            leaving: Vec::new(),
-            looking_for: None,
             claim: Claim { mode, ..claim },
         }
     }
 
-    /// Takes the leases whose holders wait for the verdict of their release. The look in flight, if
-    /// any, decides about none of them.
+    /// Takes the leases whose holders wait for the verdict of their release.
     pub(super) fn take_leaving(&mut self) -> Vec<LeaseId> {
-        let mut leaving = std::mem::take(&mut self.leaving);
-        self.looking_for = self.looking_for.map(|_| 0);
+        let mut leaving = self.looks.take_all();
         if let HoldingState::Releasing { lease, .. } = &mut self.state {
             leaving.extend(lease.take());
         }
@@ -195,13 +174,7 @@ impl Holding {
 
     /// Returns whether the holding may have ended before its release: no heartbeat renews it.
     pub(super) fn may_have_been_replaced(&self, now: Moment) -> bool {
-        !self.is_held() && !self.is_renewed && self.deadline <= now
-    }
-
-    /// Returns the moment until which the holder may rely on the holding.
-    pub(super) fn deadline(&self, heartbeat: &Heartbeat) -> Moment {
-        let beat_at = heartbeat.beat_at(self.epoch).filter(|_| self.is_renewed);
-        beat_at.map_or(self.deadline, |beat_at| self.deadline.max(beat_at + relied_on(self.ttl)))
+        !self.is_held() && self.lifetime.ends_alone_by(now)
     }
 
     /// Raises the TTL of the holding in the store, and has the heartbeat renew it, if another lease
@@ -216,7 +189,7 @@ impl Holding {
 
     /// Returns whether a lease of the holding asked for more than the store has.
     pub(super) fn wants_more(&self) -> bool {
-        self.claim.ttl > self.ttl || (self.claim.is_renewed && !self.is_renewed)
+        self.claim.ttl > self.lifetime.ttl || (self.claim.is_renewed && !self.lifetime.is_renewed)
     }
 
     /// Judges how a holding ended that the store no longer has. `lost` is the last token of the
@@ -238,12 +211,15 @@ impl Holding {
         }
     }
 
+    /// Has a look decide whether the holding still exists. Until then, no heartbeat counts.
+    pub(super) fn suspect(&mut self, heartbeat: &Heartbeat) {
+        self.lifetime.doubt(heartbeat);
+        self.looks.suspect();
+    }
+
     /// Records that a look at the holding is in flight.
-    pub(super) fn look(&mut self) {
-        self.looking_for = Some(self.leaving.len());
-        self.look_at = None;
-        // A suspicion that comes while this look is in flight needs another one.
-        self.may_be_lost = false;
+    pub(super) fn begin_look(&mut self) {
+        self.looks.begin();
         if let Some(first) = self.amendments.front_mut().filter(|first| first.state == AmendmentState::Refused) {
             first.state = AmendmentState::LookingUp;
         }
@@ -252,11 +228,9 @@ impl Holding {
     /// Returns whether the engine must ask the store if the holding still exists: after a notice, a
     /// refused change or a possible loss, or for the verdict of a release.
     pub(super) fn needs_look(&self, epoch: Epoch) -> bool {
-        let has_news = self.is_renewed && self.epoch != epoch && !is_on(Mutation::IgnoreNotice);
         let is_refused = self.amendments.front().is_some_and(|first| first.state != AmendmentState::Pending);
-        self.is_held()
-            && self.looking_for.is_none()
-            && (has_news || is_refused || self.may_be_lost || !self.leaving.is_empty())
+        let is_in_doubt = self.lifetime.is_doubted(epoch) || self.looks.is_suspected();
+        self.is_held() && !self.looks.is_in_flight() && (is_in_doubt || is_refused || self.looks.has_leaving())
     }
 
     /// Returns whether a look may have found the holding with this token: its own, a token it is
@@ -304,12 +278,6 @@ impl Holding {
         self.ineffective_releases > MAX_INEFFECTIVE_RELEASES
     }
 
-    /// Fixes the deadline reached by the heartbeats so far: heartbeats of a later epoch do not
-    /// count.
-    pub(super) fn fix_deadline(&mut self, heartbeat: &Heartbeat) {
-        self.deadline = self.deadline(heartbeat);
-    }
-
     /// Sets whether the release is a transition decided from the queue as read, instead of a plain
     /// statement.
     pub(super) fn release_by_transition(&mut self, is_by_transition: bool) {
@@ -327,13 +295,7 @@ impl Holding {
     /// Sets when the next statement about the holding is sent. Without a heartbeat that keeps the
     /// holding, several statements come before its deadline.
     pub(super) fn retry_after(&mut self, now: Moment, pause: Duration) {
-        let soon = (self.deadline.since(now) / 4).max(Duration::from_millis(5));
-        let ends_by_itself = !self.is_renewed && self.deadline > now;
-        self.retry_at = now + if ends_by_itself { pause.min(soon) } else { pause };
+        let soon = self.lifetime.lasts_alone(now).map(|left| (left / 4).max(Duration::from_millis(5)));
+        self.retry_at = now + soon.map_or(pause, |soon| pause.min(soon));
     }
-}
-
-/// Returns how long a holder may rely on a lease, counted from before its request was sent.
-pub(super) fn relied_on(ttl: Duration) -> Duration {
-    if is_on(Mutation::NoMargin) { ttl + ttl / 10 } else { reliance(ttl) }
 }

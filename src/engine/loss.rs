@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::Engine;
 use super::action::{Action, Verdict};
-use super::heartbeat::Epoch;
 use super::holding::{Holding, HoldingState};
 use crate::clock::{Moment, pause_after_expiry};
 use crate::error::LossCause;
@@ -28,9 +27,7 @@ impl Engine {
     /// Looks up every holding of a name.
     pub(super) fn look_up(&mut self, now: Moment, name: &LockName) {
         for holding in self.names.get_mut(name).into_iter().flat_map(|state| &mut state.holdings) {
-            holding.fix_deadline(&self.heartbeat);
-            holding.epoch = Epoch::default();
-            holding.may_be_lost = true;
+            holding.suspect(&self.heartbeat);
         }
         self.advance(now, name);
     }
@@ -43,7 +40,7 @@ impl Engine {
         };
         let mut lost = Vec::new();
         for holding in &mut state.holdings {
-            let is_overdue = holding.deadline(&self.heartbeat) <= now;
+            let is_overdue = holding.lifetime.deadline(&self.heartbeat) <= now;
             // The store's answer to a release says whether the holding lasted until then.
             let HoldingState::Held(leases) = &mut holding.state else {
                 continue;
@@ -76,15 +73,15 @@ impl Engine {
         let Some(i) = state.holdings.iter().position(|holding| holding.id() == id) else {
             return;
         };
-        let holding = state.holdings.remove(i);
+        let mut holding = state.holdings.remove(i);
         let (has_expired, lingers) = (cause == LossCause::Expired, holding.lingers || state.is_busy());
         // A holding without a heartbeat ends in the store by itself; other processes may have
         // extended it there.
-        if !has_expired || holding.is_renewed || lingers {
-            let pause = if has_expired { pause_after_expiry(holding.ttl) } else { Duration::ZERO };
+        if !has_expired || holding.lifetime.is_renewed || lingers {
+            let pause = if has_expired { pause_after_expiry(holding.lifetime.ttl) } else { Duration::ZERO };
             state.withdraw_after(id, now, pause, lingers);
         }
-        for lease in holding.leaving {
+        for lease in holding.looks.take_all() {
             self.actions.push(Action::Released { lease, verdict: Verdict::Lost(cause) });
         }
         self.lose_amendments(holding.amendments, cause);

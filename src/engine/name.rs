@@ -325,7 +325,13 @@ impl NameState {
 
     /// Returns the current needs of the name.
     pub(super) fn needs_now(&self) -> Needs {
-        let held = self.holdings.iter().filter(|holding| holding.is_renewed).map(|holding| holding.ttl).min();
+        let held = self
+            .holdings
+            .iter()
+            .map(|holding| &holding.lifetime)
+            .filter(|time| time.is_renewed)
+            .map(|time| time.ttl)
+            .min();
         let detaching = self.detachments.iter().map(|detachment| detachment.ttl);
         let awaits_grant = self.has_entries();
         let ttl = held.into_iter().chain(awaits_grant.then_some(GRANT_TTL)).chain(detaching).min();
@@ -368,7 +374,7 @@ impl NameState {
             _ => Some(h.retry_at),
         };
         let holdings = self.holdings.iter().filter_map(of_holding);
-        let looks = self.holdings.iter().filter_map(|holding| holding.look_at);
+        let looks = self.holdings.iter().filter_map(|holding| holding.looks.retry_at);
         let withdrawals = self.withdrawals.iter().map(|withdrawal| withdrawal.due);
         let timeouts = self.withdrawals.iter().filter_map(|withdrawal| withdrawal.timed_out).map(|(_, at)| at);
         let detachments = self.detachments.iter().map(|detachment| detachment.due);

@@ -62,7 +62,7 @@ impl Engine {
             ReleaseOutcome::Locked => {
                 holding.put_off(now);
                 // A fence has locked the holding, so it exists.
-                let ends_by_itself = !holding.is_renewed;
+                let ends_by_itself = !holding.lifetime.is_renewed;
                 for lease in holding.take_leaving() {
                     self.actions.push(Action::Released { lease, verdict: Verdict::Held });
                 }

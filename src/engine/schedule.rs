@@ -110,7 +110,7 @@ impl NameState {
     fn due(&self, now: Moment, heartbeat: &Heartbeat) -> Option<Moment> {
         let of_holding = |holding: &Holding| match &holding.state {
             HoldingState::Held(leases) => {
-                [Some(holding.deadline(heartbeat)), leases.iter().filter_map(|lease| lease.ends).min()]
+                [Some(holding.lifetime.deadline(heartbeat)), leases.iter().filter_map(|lease| lease.ends).min()]
             }
             HoldingState::Releasing { .. } => [None, None],
         };

@@ -67,9 +67,9 @@ impl NameState {
         is_steady: bool,
     ) -> Option<(Step, Request)> {
         // A look changes nothing, and must not wait for a statement that meets a locked row.
-        let is_due = |holding: &&mut Holding| holding.look_at.is_none_or(|at| at <= now);
+        let is_due = |holding: &&mut Holding| holding.looks.is_due(now);
         if let Some(holding) = self.holdings.iter_mut().filter(is_due).find(|holding| holding.needs_look(epoch)) {
-            holding.look();
+            holding.begin_look();
             let id = holding.id();
             return Some((Step::Look(id), Request::Poll { name: name.clone(), ids: vec![id] }));
         }

@@ -27,7 +27,7 @@ impl Engine {
         let holding = state.holdings.remove(i);
         let lingers = holding.lingers || state.is_busy();
         // A holding without a heartbeat lasts until its own expiry.
-        if holding.is_renewed || lingers || renamed.is_some() {
+        if holding.lifetime.is_renewed || lingers || renamed.is_some() {
             state.detach(&holding.claim, holding.token, renamed, now, lingers);
         }
         if lingers {

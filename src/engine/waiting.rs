@@ -29,7 +29,7 @@ impl Engine {
         let is_contended = !is_try && mode == Mode::Exclusive && self.is_probably_held(now, &name);
         let state = self.names.entry(name.clone()).or_insert_with(|| Box::new(NameState::new(is_contended)));
         // No waiter enters a holding that no heartbeat renews and that is about to end.
-        let lasts = |h: &Holding| h.is_renewed || h.deadline > now + ttl.min(h.ttl) / 4;
+        let lasts = |h: &Holding| !h.lifetime.ends_alone_by(now + ttl.min(h.lifetime.ttl) / 4);
         let entered = state.holdings.iter_mut().find(|h| h.is_held() && h.claim.owner == owner && lasts(h));
         // No waiter enters a holding that is being converted: its mode is not known yet.
         let is_converting = entered.as_ref().is_some_and(|holding| holding.is_converting());

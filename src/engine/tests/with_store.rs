@@ -152,7 +152,7 @@ fn lost_lease_is_withdrawn_soon_whatever_its_ttl() {
     let (_, grant) = client.grants().remove(0);
     let name = client.dialogue.engine.names.get_mut(&grant.name).expect("the name");
     let holding = name.holding(grant.id).expect("the holding");
-    (holding.claim.ttl, holding.ttl) = (Duration::from_secs(24 * 3_600), GRANT_TTL);
+    (holding.claim.ttl, holding.lifetime.ttl) = (Duration::from_secs(24 * 3_600), GRANT_TTL);
     let now = client.dialogue.now;
     client.dialogue.engine.lose(now, &grant.name, grant.id, LossCause::Expired);
     client.serve(HEARTBEAT_INTERVAL);
