@@ -20,6 +20,9 @@ use crate::token::FencingToken;
 /// statement.
 pub(super) const EXTEND_AFTER: Duration = Duration::from_millis(200);
 
+/// How soon the engine repeats a release that meets a row lock, for the first time.
+const LOCKED_PAUSE: Duration = Duration::from_millis(10);
+
 /// How often the engine repeats a release that has no effect in the store.
 const MAX_INEFFECTIVE_RELEASES: u32 = 16;
 
@@ -72,6 +75,8 @@ pub(super) enum HoldingState {
         keeps_until: Moment,
         /// Entries wait, and the next holder must be decided from the queue as read.
         by_transition: bool,
+        /// Since when it meets a row lock.
+        locked_since: Option<Moment>,
     },
 }
 
@@ -159,7 +164,7 @@ impl Holding {
     ) {
         let hold_times = last.iter().filter(|_| honours_hold_time).map(|lease| lease.keeps_until);
         let keeps_until = hold_times.max().unwrap_or(now);
-        self.state = HoldingState::Releasing { lease, keeps_until, by_transition: false };
+        self.state = HoldingState::Releasing { lease, keeps_until, by_transition: false, locked_since: None };
         (self.retry_at, self.pause) = (now, FIRST_PAUSE);
     }
 
@@ -284,6 +289,19 @@ impl Holding {
         if let HoldingState::Releasing { by_transition, .. } = &mut self.state {
             *by_transition = is_by_transition;
         }
+    }
+
+    /// Puts off a release that meets a row lock. Returns for how long it has met one.
+    pub(super) fn put_off_release(&mut self, now: Moment) -> Duration {
+        let HoldingState::Releasing { locked_since, .. } = &mut self.state else {
+            return Duration::ZERO;
+        };
+        if locked_since.is_none() {
+            self.pause = LOCKED_PAUSE;
+        }
+        let since = *locked_since.get_or_insert(now);
+        self.put_off(now);
+        now.since(since)
     }
 
     /// Puts off the next statement about the holding, longer each time.

@@ -12,6 +12,10 @@ use crate::protocol::timing::GRANT_TTL;
 use crate::protocol::{AcquisitionId, ReleaseOutcome, WithdrawalOutcome};
 use crate::token::FencingToken;
 
+/// A row lock that a release meets for this long is a fence's. A statement of another client keeps
+/// its locks until its commit, which takes less.
+pub(super) const FENCED_AFTER: Duration = Duration::from_millis(500);
+
 /// How long a closing client repeats a release that meets a row lock, such as a fence's.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -60,11 +64,14 @@ impl Engine {
                 self.conclude(now, name, Some(id), Verdict::Failed(error));
             }
             ReleaseOutcome::Locked => {
-                holding.put_off(now);
-                // A fence has locked the holding, so it exists.
+                let locked_for = holding.put_off_release(now);
                 let ends_by_itself = !holding.lifetime.is_renewed;
-                for lease in holding.take_leaving() {
-                    self.actions.push(Action::Released { lease, verdict: Verdict::Held });
+                // The transaction of a fence may wait for this answer. The holding exists, as its row
+                // is locked; one that no heartbeat renews may end before the transaction.
+                if ends_by_itself || locked_for >= FENCED_AFTER {
+                    for lease in holding.take_leaving() {
+                        self.actions.push(Action::Released { lease, verdict: Verdict::Held });
+                    }
                 }
                 // The holding may end before its release, so its next waiter needs an entry.
                 state.is_contended |= ends_by_itself;

@@ -8,6 +8,7 @@ use super::answer::LOCKED_ROW_PAUSE;
 use super::apply_decision::LONGEST_DELAY;
 use super::holding::EXTEND_AFTER;
 use super::poll_interval::{POLL_FIRST, POLL_SOONEST};
+use super::release::FENCED_AFTER;
 use super::schedule::LONGEST_TIMEOUT;
 use super::*;
 use crate::clock::reliance;
@@ -496,8 +497,26 @@ fn releases_under_a_fence_are_all_answered() {
     }
     fixture.answer(is_poll_of("a"), held_by(&claim, token, Duration::from_secs(10), 0));
     fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
+    fixture.pass(FENCED_AFTER);
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
     let is_released = |action: &&Action| matches!(action, Action::Released { verdict: Verdict::Held, .. });
     assert_eq!(fixture.actions.iter().filter(is_released).count(), 2, "{:?}", fixture.actions);
+}
+
+/// A statement of another client has locked the row until its commit.
+#[test]
+fn release_behind_a_brief_lock_is_answered_when_it_has_taken_effect() {
+    let mut fixture = EngineFixture::new();
+    let (_, lease) = fixture.hold(1, spec("a", WaitMode::Wait(None)), token(5));
+    fixture.feed(Input::Release { lease });
+    let is_released = |action: &Action| matches!(action, Action::Released { verdict: Verdict::Held, .. });
+    for _ in 0..4 {
+        fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
+        fixture.pass(FENCED_AFTER / 5);
+        assert!(!fixture.has_acted(is_released), "{:?}", fixture.actions);
+    }
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::Ended { awaited: false }));
+    assert!(fixture.has_acted(is_released), "{:?}", fixture.actions);
 }
 
 /// The first lease leaves while a look is in flight; the release of the last one is sent beside it.

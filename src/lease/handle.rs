@@ -217,6 +217,10 @@ impl Lease {
 
     /// Releases the lease, and returns an error if it was not held to the end.
     ///
+    /// While a transaction is open that the lease fences, the name cannot become free. The method
+    /// returns within half a second then, and the release goes on in the background. (On SQLite, it
+    /// waits for the end of the transaction, as any write does.)
+    ///
     /// # Errors
     ///
     /// [`Error::Lost`]: the lease had already ended. [`Error::Unavailable`], [`Error::Access`],
