@@ -353,6 +353,7 @@ impl Engine {
             let Some(state) = self.names.get_mut(&name) else {
                 continue;
             };
+            state.withdrawals.retain(|withdrawal| !(withdrawal.is_kept && withdrawal.due > now));
             for withdrawal in &mut state.withdrawals {
                 withdrawal.due = withdrawal.due.min(now);
                 withdrawal.timed_out.iter_mut().for_each(|(_, at)| *at = now);

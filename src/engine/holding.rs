@@ -174,7 +174,15 @@ impl Holding {
 
     /// Returns whether the name stays taken after the release of the holding.
     pub(super) fn keeps_name(&self, now: Moment) -> bool {
-        matches!(self.state, HoldingState::Releasing { keeps_until, .. } if keeps_until > now)
+        self.kept_until(now).is_some()
+    }
+
+    /// Returns until when the name stays taken after the release of the holding, if it does.
+    pub(super) fn kept_until(&self, now: Moment) -> Option<Moment> {
+        match self.state {
+            HoldingState::Releasing { keeps_until, .. } if keeps_until > now => Some(keeps_until),
+            _ => None,
+        }
     }
 
     /// Returns whether the holding may have ended before its release: no heartbeat renews it.

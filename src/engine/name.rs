@@ -337,7 +337,7 @@ impl NameState {
         let ttl = held.into_iter().chain(awaits_grant.then_some(GRANT_TTL)).chain(detaching).min();
         let rests = self.waiters.is_empty() && self.holdings.is_empty() && !self.is_busy();
         let is_settled = rests
-            && self.withdrawals.iter().all(|withdrawal| withdrawal.until.is_some() && withdrawal.pause > FIRST_PAUSE)
+            && self.withdrawals.iter().all(Withdrawal::may_be_forgotten)
             && self.detachments.iter().all(|detachment| detachment.pause > FIRST_PAUSE);
         Needs { ttl, is_unsettled: !is_settled, awaits_grant }
     }
@@ -357,7 +357,16 @@ impl NameState {
         let until = before.and_then(|before| before.until).max(lingers.then(|| now + LATE_EFFECT));
         let timed_out = before.and_then(|before| before.timed_out);
         let due = now + pause;
-        self.withdrawals.push(Withdrawal { id, due, pause: FIRST_PAUSE, until, except: None, timed_out });
+        let (pause, is_kept, except) = (FIRST_PAUSE, false, None);
+        self.withdrawals.push(Withdrawal { id, due, pause, until, is_kept, except, timed_out });
+    }
+
+    /// Withdraws an acquisition as [`Self::withdraw`] does, when it no longer keeps the name.
+    pub(super) fn withdraw_kept(&mut self, id: AcquisitionId, now: Moment, kept_until: Moment) {
+        self.withdraw_after(id, now, kept_until.since(now), true);
+        if let Some(withdrawal) = self.withdrawals.last_mut().filter(|last| last.id == id) {
+            withdrawal.is_kept = true;
+        }
     }
 
     /// Counts a decision that was overtaken. Returns the pause before the next one: longer each time.

@@ -154,10 +154,13 @@ impl Engine {
         };
         let mut holding = state.holdings.remove(i);
         state.ended_at = Some(now);
-        let has_failed = matches!(verdict, Verdict::Failed(_));
-        // A holding that keeps its name ends with its TTL instead.
-        if (holding.lingers || has_failed) && !(has_failed && holding.keeps_name(now)) {
-            state.withdraw(id, now, true);
+        match (&verdict, holding.kept_until(now)) {
+            // A holding that keeps its name ends with its TTL instead.
+            (Verdict::Failed(_), Some(_)) => {}
+            (Verdict::Held, Some(until)) if holding.lingers => state.withdraw_kept(id, now, until),
+            (Verdict::Failed(_), None) => state.withdraw(id, now, true),
+            _ if holding.lingers => state.withdraw(id, now, true),
+            _ => {}
         }
         if let (Verdict::Failed(error), true) = (&verdict, self.closing_since.is_some()) {
             self.unreleased = Some(error.clone());

@@ -320,6 +320,36 @@ fn failed_release_keeps_name_for_its_hold_time() {
     }
 }
 
+/// A request for the lease may take effect late. Its withdrawal would free the name too early.
+#[test]
+fn kept_name_outlasts_a_lingering_request() {
+    for closes in [false, true] {
+        let mut fixture = EngineFixture::new();
+        let hold_time = HoldTime { at_least: Duration::from_secs(30), at_most: None };
+        fixture.feed(Input::Acquire {
+            waiter: WaiterId(1),
+            spec: LeaseSpec { hold_time, ..spec("a", WaitMode::Wait(None)) },
+        });
+        let (request, _) = fixture.open.remove(0);
+        let result = Ok(Response::Acquired(Ok(token(5))));
+        let answer = Answer { sent_at: fixture.now, may_linger: true, is_repeated: true, result };
+        fixture.feed(Input::Answer { request, answer });
+        let lease = fixture.lease_of(WaiterId(1)).expect("a lease");
+        fixture.feed(Input::Release { lease });
+        fixture.answer(is_release, Response::Released(ReleaseOutcome::Ended { awaited: false }));
+        if closes {
+            fixture.feed(Input::Close);
+            assert!(fixture.has_acted(|action| matches!(action, Action::Closed { .. })), "{:?}", fixture.actions);
+        }
+        let withdraws =
+            |fixture: &EngineFixture| fixture.open.iter().any(|(_, body)| matches!(body, Request::Withdraw { .. }));
+        fixture.pass(Duration::from_secs(29));
+        assert!(!withdraws(&fixture), "{:?}", fixture.open);
+        fixture.pass(Duration::from_secs(1));
+        assert_eq!(withdraws(&fixture), !closes, "{:?}", fixture.open);
+    }
+}
+
 /// A lease that no heartbeat renews is released under a fence, which outlasts it.
 #[test]
 fn release_under_a_lasting_fence_is_repeated_slowly() {

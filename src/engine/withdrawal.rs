@@ -23,6 +23,8 @@ pub(super) struct Withdrawal {
     /// A request for the acquisition may take effect until this moment, so the withdrawal is
     /// repeated.
     pub(super) until: Option<Moment>,
+    /// The acquisition keeps its name until the withdrawal is due.
+    pub(super) is_kept: bool,
     /// The holding with this token was given to another process, and stays.
     pub(super) except: Option<FencingToken>,
     /// The waiter that timed out, and the latest moment of its refusal. The answer to the
@@ -31,6 +33,11 @@ pub(super) struct Withdrawal {
 }
 
 impl Withdrawal {
+    /// Returns whether the store may be left with what a request for the acquisition does late.
+    pub(super) fn may_be_forgotten(&self) -> bool {
+        self.until.is_some() && (self.pause > FIRST_PAUSE || self.is_kept)
+    }
+
     /// Puts off the next repetition, longer each time, by at most `longest`.
     pub(super) fn put_off(&mut self, now: Moment, longest: Duration) {
         self.due = now + self.pause;
