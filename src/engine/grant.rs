@@ -62,7 +62,7 @@ impl Engine {
             self.heartbeat.schedule_for(since, ttl);
         }
         let grant = enter(&mut holding, now, waiter.hold_time, &mut self.next_lease);
-        let is_exclusive = holding.claim.mode == Mode::Exclusive;
+        let (is_exclusive, is_joined) = (holding.claim.mode == Mode::Exclusive, holding.is_joined);
         // A holding that this grant has replaced ends with the answer to its release.
         state
             .holdings
@@ -73,7 +73,9 @@ impl Engine {
         self.deliver(waiter.id, grant, is_release_requested);
         self.admit(now, name, id);
         self.refuse_tries(now, name, is_exclusive);
-        if was_try {
+        // Waiters behind another waiter were reported when they came. A reader that has joined an
+        // exclusive holding excludes the readers behind it.
+        if was_try || is_joined {
             self.report_waits(name);
         }
     }

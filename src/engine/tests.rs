@@ -586,6 +586,22 @@ fn late_join_leaves_the_mode_of_a_reader() {
     }
 }
 
+/// Two readers ask at once. The first one joins an exclusive holding of its owner, behind which the
+/// second one waits.
+#[test]
+fn wait_behind_a_reader_that_joins_is_reported() {
+    let mut fixture = EngineFixture::new();
+    let reader = LeaseSpec { reenters: true, mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
+    let held = CurrentHolder::Valid { owner: Some(reader.owner), remaining: Duration::from_secs(10) };
+    fixture.feed(Input::Acquire { waiter: WaiterId(1), spec: reader });
+    fixture.answer(is_acquire, Response::Acquired(Err(held)));
+    let second = LeaseSpec { mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: second });
+    fixture.answer(is_join, Response::Joined(JoinOutcome::Done(token(5))));
+    let is_reported = |action: &Action| matches!(action, Action::Waits { waiter: WaiterId(2) });
+    assert!(fixture.has_acted(is_reported), "{:?}", fixture.actions);
+}
+
 /// A store that lags behind refuses the extension of a lease that another client granted.
 #[test]
 fn refused_extension_of_a_held_lease_is_repeated() {
