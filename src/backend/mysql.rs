@@ -287,7 +287,7 @@ impl AdminStore for MySqlStore {
     }
 
     fn sweep<'a>(&'a mut self, range: &'a SweepRange) -> StoreFuture<'a, Swept> {
-        Box::pin(admin::sweep(&mut self.conn, range))
+        Box::pin(admin::sweep(&mut self.conn, self.sending, range))
     }
 
     fn sweep_clients<'a>(&'a mut self, range: &'a ClientRange) -> StoreFuture<'a, Option<String>> {

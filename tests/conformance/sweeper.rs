@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Pool};
 use tokio::task::JoinSet;
 
 use super::fence::run;
-use crate::support::{Database, LONG, SOON, builder, connect, fresh, soon, until};
+use crate::support::{BRIEF, Database, LONG, SOON, builder, connect, fresh, soon, until};
 use crate::{DATABASE, Sql};
 
 /// Returns the number of names in the table.
@@ -83,6 +83,40 @@ async fn sweep_purges_only_clients_without_leases() {
     let stale: Vec<String> = sqlx::query_scalar(stale).fetch_all(&pool).await.expect("clients");
     assert_eq!(stale, ["holder", "sharer"]);
     drop((held, shared));
+}
+
+/// The host of a client was stopped for hours, and its clock with it: the client relies on leases of
+/// which the sweeper has purged one. It learns of that although another lease still lasts.
+#[tokio::test]
+async fn client_is_told_of_purged_leases() {
+    let db = fresh().await;
+    let pool = db.pool().await;
+    let locks = db.locks().await;
+    let day = Duration::from_secs(24 * 3600);
+    let lasting = locks.lease("lasting").ttl(day).acquire().await.expect("acquire");
+    let purged = locks.lease("purged").ttl(BRIEF).acquire().await.expect("acquire");
+    let shared = locks.lease("shared").ttl(BRIEF).shared().acquire().await.expect("acquire");
+    let registered = async || {
+        sqlx::query_scalar::<Sql, i64>("SELECT count(*) FROM sqlock_client").fetch_one(&pool).await.expect("count") == 1
+    };
+    until("a heartbeat", registered).await;
+    let sweeper = locks.sweeper().retention(Duration::from_secs(3600));
+    // A heartbeat may come between the statements.
+    let is_purged = async || {
+        for sql in [
+            "UPDATE sqlock_lease SET token = 1, expires_at = 1 WHERE name <> 'lasting'",
+            "UPDATE sqlock_entry SET token = 1, expires_at = 1",
+            "UPDATE sqlock_client SET beat_at = beat_at - 7200000000",
+        ] {
+            run(&pool, sql).await;
+        }
+        sweeper.sweep().await.expect("sweep");
+        rows(&pool).await == 1
+    };
+    until("a purged lease", is_purged).await;
+    soon("the loss", purged.lost()).await;
+    soon("the loss", shared.lost()).await;
+    drop(lasting);
 }
 
 #[tokio::test]

@@ -1,10 +1,13 @@
 //! Statements for operators and the sweeper.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row as _};
 
 use super::note;
+use super::script::{Script, Sending, text_literal};
 use crate::backend::admin::{
     ClientRange, ListedHolder, ListedWaiter, Names, SweepRange, Swept, end_of_prefix, skip_unreadable,
 };
@@ -115,7 +118,11 @@ SELECT r.name
         (SELECT s.name FROM sqlock_row AS s WHERE s.name > ? ORDER BY s.name LIMIT ?)) AS r
  ORDER BY r.name LIMIT ?";
 
-pub(super) async fn sweep(conn: &mut MySqlConnection, range: &SweepRange) -> Result<Swept, sqlx::Error> {
+pub(super) async fn sweep(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    range: &SweepRange,
+) -> Result<Swept, sqlx::Error> {
     let (after, limit) = (range.after.as_bytes(), range.limit);
     let query = sqlx::query(RANGE).bind(after).bind(limit).bind(after).bind(limit).bind(after).bind(limit);
     let names = query.bind(limit).fetch_all(&mut *conn).await?;
@@ -124,18 +131,41 @@ pub(super) async fn sweep(conn: &mut MySqlConnection, range: &SweepRange) -> Res
         return Ok(Swept { purged: 0, last: None, clients: named_clients(conn, range, None).await? });
     };
     let last = name_of(last)?;
-    sweep_entries(conn, range, &last).await?;
+    sweep_entries(conn, sending, range, &last).await?;
     sweep_rows(conn, range, &last).await?;
-    let purged = sweep_names(conn, range, &last).await?;
+    let purged = sweep_names(conn, sending, range, &last).await?;
     note::sweep(conn, &range.after, Some(&last)).await?;
     let clients = named_clients(conn, range, Some(&last)).await?;
     Ok(Swept { purged, last: Some(last), clients })
 }
 
+// Bind order: clients.
+const NOTICE: &str = "UPDATE sqlock_client AS c FORCE INDEX (PRIMARY) SET c.notice = c.notice + 1 WHERE c.id IN (?)";
+
+/// Purges rows. Gives their clients, which have been silent for long, a notice: each learns with
+/// its next heartbeat that it has lost them. Until the end of the transaction, they send none.
+async fn purge(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    stale: &[MySqlRow],
+    (delete, literals): (&str, &[&str]),
+) -> Result<u64, sqlx::Error> {
+    let client = |row: &MySqlRow| Ok(text_literal(&row.text("client")?));
+    let clients = stale.iter().map(client).collect::<Result<BTreeSet<_>, sqlx::Error>>()?;
+    let clients = clients.into_iter().collect::<Vec<_>>().join(", ");
+    let mut script = Script::new(sending);
+    script.add(NOTICE, &[&clients]);
+    script.add(delete, literals);
+    script.add("SELECT ROW_COUNT() AS purged", &[]);
+    let answer = script.rows(conn).await?;
+    let purged = answer.first().ok_or(sqlx::Error::RowNotFound)?.number("purged")?;
+    Ok(purged.try_into().unwrap_or_default())
+}
+
 // Bind order: the name before the first, the last name, retention, limit.
 #[rustfmt::skip]
 const STALE_ENTRIES: &str = concat!("
-SELECT e.name, e.id FROM sqlock_entry AS e WHERE e.name > ? AND e.name <= ? AND ", entry_until!("e"), " < ", now!(), " - ?
+SELECT e.name, e.id, e.client FROM sqlock_entry AS e WHERE e.name > ? AND e.name <= ? AND ", entry_until!("e"), " < ", now!(), " - ?
  LIMIT ?");
 
 // Bind order: JSON of names as hex and ids, retention.
@@ -153,7 +183,12 @@ DELETE e
  WHERE ", entry_until!("e"), " < ", now!(), " - ?");
 
 /// Purges entries in batches, until a batch is not full or none of its entries can be purged.
-async fn sweep_entries(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<(), sqlx::Error> {
+async fn sweep_entries(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    range: &SweepRange,
+    last: &str,
+) -> Result<(), sqlx::Error> {
     let retention = micros(range.retention);
     loop {
         let query = sqlx::query(STALE_ENTRIES).bind(range.after.as_bytes()).bind(last.as_bytes());
@@ -163,8 +198,9 @@ async fn sweep_entries(conn: &mut MySqlConnection, range: &SweepRange, last: &st
         }
         let line = |row: &MySqlRow| Ok(json!([hex(name_of(row)?.as_bytes()), row.text("id")?]));
         let lines: Value = stale.iter().map(line).collect::<Result<_, sqlx::Error>>()?;
-        let done = sqlx::query(SWEEP_ENTRIES).bind(lines.to_string()).bind(retention).execute(&mut *conn).await?;
-        if done.rows_affected() == 0 || stale.len() < range.limit as usize {
+        let literals = [&*text_literal(&lines.to_string()), &*retention.to_string()];
+        let purged = purge(&mut *conn, sending, &stale, (SWEEP_ENTRIES, &literals)).await?;
+        if purged == 0 || stale.len() < range.limit as usize {
             return Ok(());
         }
     }
@@ -227,7 +263,7 @@ macro_rules! is_stale {
 // Bind order: the name before the first, the last name, retention, retention.
 #[rustfmt::skip]
 const STALE_NAMES: &str = concat!("
-SELECT l.name FROM sqlock_lease AS l WHERE l.name > ? AND l.name <= ? AND ", is_stale!());
+SELECT l.name, l.client FROM sqlock_lease AS l WHERE l.name > ? AND l.name <= ? AND ", is_stale!());
 
 // Bind order: JSON of names as hex, retention, retention.
 #[rustfmt::skip]
@@ -235,15 +271,20 @@ const SWEEP_NAMES: &str = concat!("
 DELETE l FROM ", unlocked!("sqlock_lease"), " AS q STRAIGHT_JOIN sqlock_lease AS l FORCE INDEX (PRIMARY) ON l.name = q.name
  WHERE ", is_stale!());
 
-async fn sweep_names(conn: &mut MySqlConnection, range: &SweepRange, last: &str) -> Result<u64, sqlx::Error> {
+async fn sweep_names(
+    conn: &mut MySqlConnection,
+    sending: Sending,
+    range: &SweepRange,
+    last: &str,
+) -> Result<u64, sqlx::Error> {
     let retention = micros(range.retention);
     let query = sqlx::query(STALE_NAMES).bind(range.after.as_bytes()).bind(last.as_bytes());
     let stale = query.bind(retention).bind(retention).fetch_all(&mut *conn).await?;
     if stale.is_empty() {
         return Ok(0);
     }
-    let query = sqlx::query(SWEEP_NAMES).bind(names_of(&stale)?).bind(retention).bind(retention);
-    Ok(query.execute(conn).await?.rows_affected())
+    let (names, age) = (text_literal(&names_of(&stale)?), retention.to_string());
+    purge(conn, sending, &stale, (SWEEP_NAMES, &[&names, &age, &age])).await
 }
 
 // Bind order: the name before the first, the last name or NULL, twice; the same again.

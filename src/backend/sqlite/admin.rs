@@ -96,13 +96,30 @@ const RANGE: &str = "
 SELECT count(*) AS names, coalesce(max(name), '') AS last
   FROM (SELECT name FROM sqlock_lease WHERE name > $1 ORDER BY name LIMIT $2)";
 
-// $1 the name before the first, $2 the last name, $3 retention
+macro_rules! is_stale_entry {
+    () => {
+        concat!("e.name > $1 AND e.name <= $2 AND ", entry_until!("e"), " < ", now!(), " - $3")
+    };
+}
+#[rustfmt::skip]
+macro_rules! is_stale_lease {
+    () => {
+        concat!("l.name > $1 AND l.name <= $2 AND l.token < ", now!(), " - $3 AND ", lease_until!("l"), " < ", now!(), " - $3")
+    };
+}
+
+// The clients of the purged rows, which have been silent for long, get a notice: each learns with its
+// next heartbeat that it has lost them. $1 the name before the first, $2 the last name, $3 retention
 #[rustfmt::skip]
 const SWEEP: &str = concat!("
 BEGIN IMMEDIATE;
-DELETE FROM sqlock_entry AS e WHERE e.name > $1 AND e.name <= $2 AND ", entry_until!("e"), " < ", now!(), " - $3;
+UPDATE sqlock_client SET notice = notice + 1
+ WHERE id IN (SELECT e.client FROM sqlock_entry AS e WHERE ", is_stale_entry!(), "
+               UNION
+              SELECT l.client FROM sqlock_lease AS l WHERE ", is_stale_lease!(), ");
+DELETE FROM sqlock_entry AS e WHERE ", is_stale_entry!(), ";
 DELETE FROM sqlock_lease AS l
- WHERE l.name > $1 AND l.name <= $2 AND l.token < ", now!(), " - $3 AND ", lease_until!("l"), " < ", now!(), " - $3
+ WHERE ", is_stale_lease!(), "
    AND NOT EXISTS (SELECT 1 FROM sqlock_entry AS e WHERE e.name = l.name)
 RETURNING name;", sweep_notes!("n.name > $1 AND n.name <= $2"), "
 COMMIT");
