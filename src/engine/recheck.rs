@@ -13,8 +13,11 @@ use crate::name::LockName;
 /// ended in both.
 const LONGEST_LAG: Duration = Duration::from_secs(10);
 
-/// After this time, the engine may forget that an acquisition ended on a name.
+/// After this time, the engine may forget that an acquisition ended on a name, if it knows more
+/// than [`MANY_ENDED`] such names. A client without leases sends no heartbeat, so no answer shows
+/// that the store has the end.
 const NOTED_FOR: Duration = Duration::from_secs(60);
+const MANY_ENDED: usize = 10_000;
 
 /// For how long a name that other clients waited for is expected to be held by one of them.
 const PROBABLE_HOLD: Duration = Duration::from_millis(100);
@@ -35,7 +38,9 @@ impl Engine {
     pub(super) fn record_end(&mut self, now: Moment, name: &LockName, ended: Ended) {
         if self.ended.len() == self.ended.capacity() {
             let answered_at = self.heartbeat.answered_at();
-            self.ended.retain(|_, ended| answered_at < ended.at + LONGEST_LAG && now < ended.at + NOTED_FOR);
+            let is_many = self.ended.len() > MANY_ENDED;
+            self.ended
+                .retain(|_, ended| answered_at < ended.at + LONGEST_LAG && !(is_many && ended.at + NOTED_FOR <= now));
         }
         self.ended.insert(name.clone(), ended);
     }

@@ -745,13 +745,16 @@ fn releases_before_a_restart_are_looked_up() {
     for is_repeated in [false, true] {
         let mut fixture = EngineFixture::new();
         let token = token(5);
-        for (waiter, name) in [(1, "a"), (2, "b")] {
+        let names: Vec<String> = (1..=20).map(|i| format!("name {i}")).collect();
+        for (waiter, name) in (1..).zip(&names) {
             let (_, lease) = fixture.hold(waiter, spec(name, WaitMode::Wait(None)), token);
             fixture.feed(Input::Release { lease });
             let ended = Response::Released(ReleaseOutcome::Ended { awaited: false });
             fixture.answer(is_release, ended);
+            // Without a lease, the client sends no heartbeat for minutes.
+            fixture.pass(if waiter == 1 { Duration::from_secs(120) } else { Duration::ZERO });
         }
-        fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: spec("c", WaitMode::Wait(None)) });
+        fixture.feed(Input::Acquire { waiter: WaiterId(100), spec: spec("c", WaitMode::Wait(None)) });
         let (request, _) = fixture.open.remove(0);
         let result = Ok(Response::Acquired(Ok(token)));
         let answer = Answer { sent_at: fixture.now, may_linger: false, is_repeated, result };
@@ -764,8 +767,8 @@ fn releases_before_a_restart_are_looked_up() {
         };
         // Many reads at once would delay other requests.
         assert_eq!(reads(&fixture), usize::from(is_repeated), "{:?}", fixture.open);
-        fixture.pass(Duration::from_millis(1));
-        assert_eq!(reads(&fixture), 2 * usize::from(is_repeated), "{:?}", fixture.open);
+        fixture.pass(Duration::from_millis(names.len() as u64));
+        assert_eq!(reads(&fixture), names.len() * usize::from(is_repeated), "{:?}", fixture.open);
     }
 }
 
