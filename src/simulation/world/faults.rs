@@ -66,6 +66,7 @@ impl World {
         self.evicted.retain(|(c, _), _| *c != client);
         self.informed.retain(|(c, _)| *c != client);
         self.releasing.retain(|(c, _), _| *c != client);
+        self.handed_back.retain(|(c, _)| *c != client);
         for actor in self.actors.iter_mut().filter(|actor| actor.client == client) {
             actor.state = ActorState::Idle;
             actor.turn += 1;
