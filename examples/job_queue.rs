@@ -81,7 +81,8 @@ any_database! {
     async fn worker(pool: Pool<Db>, name: &str) -> Result<()> {
         let locks = Locks::new(pool.clone());
         all_are_ready().await?;
-        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin_with_row_locks::<Db>());
+        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
+        let patiently = patiently.begin_with(begin_with_row_locks::<Db>());
         let mut idle = false;
         loop {
             let done = if asked_for("--without-lock") {

@@ -70,7 +70,8 @@ any_database! {
     }
 
     async fn grab_once(pool: Pool<Db>, locks: Locks, packet: i64, user: i64) -> Result<Option<i64>> {
-        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60)).begin_with(begin_with_row_locks::<Db>());
+        let patiently = Retry::new().attempts(u32::MAX).within(Duration::from_secs(60));
+        let patiently = patiently.begin_with(begin_with_row_locks::<Db>());
         // A packet may live longer than a result is kept: a used key never counts as new.
         let grabs = Idempotency::new(&locks).namespace("packets").after_retention(AfterRetention::Refuse);
         let grabs = grabs.wait(Duration::from_secs(60)).retry(patiently);
