@@ -122,8 +122,6 @@ mutations! {
     WaitInSilence,
     /// A release frees a name before the end of its hold time.
     ForgetHoldTime,
-    /// A waiter leaves its entry for a holding of its owner that it cannot join.
-    LeaveQueueToJoin,
     /// A statement about a holding is repeated without a pause.
     RepeatAtOnce,
     /// A repeated acquisition does not prolong the holding that the first attempt acquired.

@@ -330,8 +330,7 @@ impl NameState {
                 found.converting.push(waiter.id);
             } else if holds && !is_on(Mutation::WaitForOneself) {
                 waiter.may_join = true;
-                let leaves = waiter.can_join(holder) || is_on(Mutation::LeaveQueueToJoin);
-                if is_queued && leaves {
+                if is_queued && waiter.can_join(holder) {
                     found.vanished.push(id);
                 }
             }

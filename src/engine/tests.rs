@@ -1183,6 +1183,44 @@ fn try_on_locked_row_is_not_unanswered() {
     assert!(fixture.has_acted(is_timeout), "{:?}", fixture.actions);
 }
 
+/// The release meets a locked row, and the answer to its next attempt is not known when the waiter's owner
+/// turns out to hold the name elsewhere. Without its entry the waiter would queue, read and leave in a loop.
+#[test]
+fn waiter_stays_queued_during_an_unanswered_release() {
+    let mut fixture = EngineFixture::new();
+    let named = LeaseSpec { reenters: true, ..spec("a", WaitMode::Wait(None)) };
+    let (held, lease) = fixture.hold(1, named.clone(), token(5));
+    let reader = LeaseSpec { reenters: true, mode: Mode::READ, ..spec("a", WaitMode::Wait(None)) };
+    let owner = Some(reader.owner);
+    fixture.feed(Input::Acquire { waiter: WaiterId(2), spec: reader });
+    fixture.feed(Input::Release { lease });
+    let waiting = match fixture.answer(is_enqueue, Response::Enqueued(CurrentHolder::Unknown)) {
+        Request::Enqueue(entries) => entries[0].claim.clone(),
+        other => panic!("{other:?}"),
+    };
+    fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
+    let (mode, client) = (Mode::READ, Some(waiting.client));
+    let entry = EntryRow { id: waiting.id, client, owner, mode, ..entry_of_another(Some(GRANT_TTL)) };
+    let queue_behind = |id, owner, client| {
+        let entries = vec![entry_of_another(Some(GRANT_TTL)), entry.clone()];
+        let Response::Read(Some(queue)) = queue(Holder::Lease(id), entries) else {
+            unreachable!("the queue as read");
+        };
+        Response::Read(Some(Queue { row: LeaseRow { owner, client, ..queue.row }, ..queue }))
+    };
+    fixture.answer(is_read, queue_behind(held.id, Some(held.owner), client));
+    // The waiter's owner takes the name elsewhere, before the next attempt to release.
+    fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: LeaseSpec { mode: Mode::READ, ..named } });
+    fixture.answer(is_join, Response::Joined(JoinOutcome::NotHeld));
+    fixture.answer(is_enqueue, Response::Enqueued(CurrentHolder::Unknown));
+    fixture.answer(is_read, queue_behind(AcquisitionId::from_u128(8), owner, Some(ClientId::from_u128(2))));
+    let queues_again = |body: &Request| match body {
+        Request::Enqueue(entries) => entries.iter().any(|entry| Some(entry.claim.owner) == owner),
+        _ => false,
+    };
+    assert!(!fixture.open.iter().any(|(_, body)| queues_again(body)), "{:?}", fixture.open);
+}
+
 /// An earlier attempt of the refused request takes effect after the answer.
 #[test]
 fn late_grant_of_a_refused_request_is_used() {
