@@ -114,8 +114,9 @@
 //! it.
 //! ## outcome-unknown
 //! 409, `Retry-After: 30`: an attempt under a lease has ended, and its effect is unknown, or its
-//! outcome could not be recorded; or a statement of the handler had ended its transaction. It must
-//! be [resumed](IdempotencyLayer::resume), or [resolved](crate::idempotency::Idempotency::resolve).
+//! outcome could not be recorded: it must be [resumed](IdempotencyLayer::resume), or
+//! [resolved](crate::idempotency::Idempotency::resolve). Or a statement of the handler had ended its
+//! transaction: it must be resolved.
 //! (A request that is resolved as done, with null as its result, is answered with 204.)
 //! ## key-reused
 //! 422: the key was used for another request before. (400 with

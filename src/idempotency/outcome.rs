@@ -32,8 +32,8 @@ pub enum Outcome<N, R = N> {
     /// [refused](crate::idempotency::AfterRetention::Refuse).
     Expired,
     /// An earlier request with this key has ended, and its effect is unknown. It must be
-    /// [resumed](crate::idempotency::Idempotency::resume), or
-    /// [resolved](crate::idempotency::Idempotency::resolve) by an operator.
+    /// [resolved](crate::idempotency::Idempotency::resolve) by an operator; or
+    /// [resumed](crate::idempotency::Idempotency::resume), if it was an attempt under a lease.
     Unknown,
 }
 

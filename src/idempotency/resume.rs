@@ -112,6 +112,10 @@ impl Idempotency {
     /// The [policy](Self::resume_policy) limits their age, their attempts and how many run at a
     /// time.
     ///
+    /// A request of [`run`](Self::run) whose outcome is unknown, because a statement of its work ended
+    /// the transaction, is left to [`resolve`](Self::resolve): a part of it has taken effect, and
+    /// another attempt would repeat that.
+    ///
     /// The [key](Attempt::key) identifies the request, and the attempt has its
     /// [stored](Attempt::request) part; finished steps are not repeated, and the [key for the
     /// provider](Attempt::provider_key) is that of the earlier attempts.
@@ -209,7 +213,8 @@ impl Unfinished {
     async fn next(&mut self, idempotency: &Idempotency) -> Result<Option<Record>> {
         if self.page.is_empty() && !self.is_last {
             let (states, after) = (Selection::UNFINISHED.into(), self.after.take());
-            let found = idempotency.select(Selection { states, after, limit: PAGE, ..Selection::default() }).await?;
+            let selection = Selection { states, min_attempts: 1, after, limit: PAGE, ..Selection::default() };
+            let found = idempotency.select(selection).await?;
             self.is_last = found.len() < PAGE as usize;
             self.after = found.last().map(Record::position);
             self.page = found.into();

@@ -900,6 +900,8 @@ async fn claim_rolled_back_during_work_is_unknown() {
         assert_eq!(run().await.expect("run"), Outcome::Unknown);
     }
     assert_eq!((app.effects().await, app.counters.value(2).await, begun.load(Ordering::SeqCst)), (0, 1, 1));
+    app.resume_nothing().await;
+    assert_eq!(run().await.expect("run"), Outcome::Unknown);
     let kept = app.payments.unfinished(10).await.expect("list");
     let token = kept.first().and_then(|info| info.token).expect("a token");
     assert!(app.resolve(&key, token, Resolution::failed()).await);
@@ -958,6 +960,7 @@ async fn work_committed_by_ddl_is_unknown() {
             assert_eq!(run().await, Outcome::Unknown);
         }
         assert_eq!(app.effects().await, 1);
+        app.resume_nothing().await;
         let kept = app.payments.unfinished(10).await.expect("list");
         let token = kept.first().and_then(|info| info.token).expect("a token");
         assert!(app.resolve(&key, token, Resolution::done(&1).expect("JSON")).await);
@@ -1093,6 +1096,13 @@ impl App {
         let next = self.locks.lease(name.as_str()).wait(SOON).acquire().await.expect("acquire");
         next.release().await.expect("release");
         token
+    }
+
+    /// Resumes the requests of the namespace, of which none may be attempted again.
+    async fn resume_nothing(&self) {
+        let work = async |attempt: &Attempt| Ok::<i64, AppError>(i64::from(attempt.number()));
+        let resumed = self.payments.resume(work).await.expect("resume");
+        assert_eq!(resumed, Resumed::default());
     }
 
     async fn resolve(&self, key: &IdempotencyKey, token: FencingToken, resolution: Resolution) -> bool {

@@ -39,7 +39,8 @@ pub(super) async fn start<DB: RecordDialect>(
         query.push(" AND token < ");
         DB::push_integer(&mut query, token);
         if resume {
-            query.push(" AND state IN ('started', 'unknown')");
+            // A record without attempts is the claim of a transaction.
+            query.push(" AND state IN ('started', 'unknown') AND attempts > 0");
         } else {
             query.push(" AND state = 'started' AND fingerprint = ");
             DB::push_bytes(&mut query, &claim.fingerprint);
