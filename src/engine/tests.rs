@@ -1135,8 +1135,18 @@ fn client_that_handed_over_gets_entry_at_once() {
 
 /// A queue with these entries behind the holder of the row.
 fn queue(holder: Holder, entries: Vec<EntryRow>) -> Response {
+    queue_of(holder, None, None, entries)
+}
+
+/// As [`queue`], with the owner and the client of the row.
+fn queue_of(
+    holder: Holder,
+    owner: Option<crate::owner::Owner>,
+    client: Option<ClientId>,
+    entries: Vec<EntryRow>,
+) -> Response {
     let remaining = (holder != Holder::Nobody).then_some(Duration::from_secs(10));
-    let row = LeaseRow { holder, owner: None, client: None, token: 5, remaining, waiting: 0, lost: 0, asked: 0 };
+    let row = LeaseRow { holder, owner, client, token: 5, remaining, waiting: 0, lost: 0, asked: 0 };
     Response::Read(Some(Queue { row, entries, is_cut_off: false }))
 }
 
@@ -1183,8 +1193,8 @@ fn try_on_locked_row_is_not_unanswered() {
     assert!(fixture.has_acted(is_timeout), "{:?}", fixture.actions);
 }
 
-/// The release meets a locked row, and the answer to its next attempt is not known when the waiter's owner
-/// turns out to hold the name elsewhere. Without its entry the waiter would queue, read and leave in a loop.
+/// The release meets a locked row. Before its next attempt, a read shows that the waiter's owner holds
+/// the name elsewhere. A waiter that then left its entry would queue, read and leave in a loop.
 #[test]
 fn waiter_stays_queued_during_an_unanswered_release() {
     let mut fixture = EngineFixture::new();
@@ -1201,19 +1211,14 @@ fn waiter_stays_queued_during_an_unanswered_release() {
     fixture.answer(is_release, Response::Released(ReleaseOutcome::Locked));
     let (mode, client) = (Mode::READ, Some(waiting.client));
     let entry = EntryRow { id: waiting.id, client, owner, mode, ..entry_of_another(Some(GRANT_TTL)) };
-    let queue_behind = |id, owner, client| {
-        let entries = vec![entry_of_another(Some(GRANT_TTL)), entry.clone()];
-        let Response::Read(Some(queue)) = queue(Holder::Lease(id), entries) else {
-            unreachable!("the queue as read");
-        };
-        Response::Read(Some(Queue { row: LeaseRow { owner, client, ..queue.row }, ..queue }))
-    };
-    fixture.answer(is_read, queue_behind(held.id, Some(held.owner), client));
+    let entries = vec![entry_of_another(Some(GRANT_TTL)), entry];
+    fixture.answer(is_read, queue_of(Holder::Lease(held.id), Some(held.owner), client, entries.clone()));
     // The waiter's owner takes the name elsewhere, before the next attempt to release.
     fixture.feed(Input::Acquire { waiter: WaiterId(3), spec: LeaseSpec { mode: Mode::READ, ..named } });
     fixture.answer(is_join, Response::Joined(JoinOutcome::NotHeld));
     fixture.answer(is_enqueue, Response::Enqueued(CurrentHolder::Unknown));
-    fixture.answer(is_read, queue_behind(AcquisitionId::from_u128(8), owner, Some(ClientId::from_u128(2))));
+    let elsewhere = Holder::Lease(AcquisitionId::from_u128(8));
+    fixture.answer(is_read, queue_of(elsewhere, owner, Some(ClientId::from_u128(2)), entries));
     let queues_again = |body: &Request| match body {
         Request::Enqueue(entries) => entries.iter().any(|entry| Some(entry.claim.owner) == owner),
         _ => false,
@@ -1232,11 +1237,7 @@ fn late_grant_of_a_refused_request_is_used() {
         Request::Acquire(claim) => claim,
         other => panic!("{other:?}"),
     };
-    let Response::Read(Some(held)) = queue(Holder::Lease(claim.id), Vec::new()) else {
-        unreachable!("the queue as read");
-    };
-    let row = LeaseRow { owner, client: Some(claim.client), ..held.row };
-    fixture.answer(is_read, Response::Read(Some(Queue { row, ..held })));
+    fixture.answer(is_read, queue_of(Holder::Lease(claim.id), owner, Some(claim.client), Vec::new()));
     assert!(fixture.has_acted(|action| matches!(action, Action::Granted { .. })), "{:?}", fixture.actions);
 }
 

@@ -146,8 +146,9 @@
 //! that still holds its lease.
 //!
 //! Ask the provider first. `--done` replays the result of `--result` from then on: it must be what
-//! the application reads. `--failed` makes the key new. [`resume`] settles the unknown ones of its
-//! namespace in the application, up to the attempts that its policy allows.
+//! the application reads. `--failed` makes the key new. In the application, [`resume`] settles the
+//! unknown attempts of its namespace, as often as its policy allows; a transaction that ended early
+//! needs `resolve`.
 //!
 //! # Tables that grow
 //!
